@@ -105,7 +105,10 @@ def test_workers_that_all_time_out_waited_for_each_other() -> None:
     last = generation({0: LOST, **dict.fromkeys(range(1, 8), TIMEOUT)})
     found = diagnose(last, 1, is_change=False).failures
     assert first_of(last)[:2] == (1, "deadlock")
-    assert [(each.global_rank, each.evidence.is_consequence) for each in (found[6], found[7])] == [(7, False), (0, True)]
+    assert [(each.global_rank, each.evidence.is_consequence) for each in (found[6], found[7])] == [
+        (7, False),
+        (0, True),
+    ]
 
 
 def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None:

@@ -290,9 +290,10 @@ JAX_ABORT = (
     "F1117 12:09:18.613696   23653 client.h:80] Terminating process because the JAX distributed service detected fatal "
     "errors.\n*** Check failure stack trace: ***\n    @     0x7fc3cc640634  absl::LogMessage::SendToLog()\n"
     "Fatal Python error: Aborted\n\nThread 0x00007fc3d4442b80 (most recent call first):\n"
-    + '  File "multihost_utils.py", line 134 in sync_global_devices\n' * 40
+    + '  File "multihost_utils.py", line 134 in sync_global_devices\n'
+    * 40
 )
-JAX_RAISED = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nKeyError: \'lr\'\n'
+JAX_RAISED = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'lr'\n"
 
 
 def test_a_fatal_log_line_is_the_error_of_an_abort() -> None:

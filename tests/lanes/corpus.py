@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="./dev corpus", description="Check the diagnosis of failures of frameworks.")
     parser.add_argument("--only", default="", help="parts of the names of jobs, separated by commas (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="jobs at a time (default: 2)")
-    parser.add_argument("--keep", default="", metavar="FOLDER", help="where the files of each job are kept, and used again")
+    parser.add_argument("--keep", default="", metavar="FOLDER", help="keep the files of each job, and use them again")
     parser.add_argument("--capture", action="store_true", help="write the output of right jobs as played cases")
     return parser
 

@@ -62,6 +62,9 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
         ("AttributeError: Can't pickle local object 'main.<locals>.<lambda>'", "not_picklable"),
         ("RuntimeError: Expected to have finished reduction in the prior iteration", "unused_parameters"),
         ("RuntimeError: Missing key in checkpoint state_dict: model.head.weight.", "checkpoint_mismatch"),
+        ("ImportError: DeepSpeed is not installed => run `pip install deepspeed` or build it", "missing_module"),
+        ("ValueError: Tried to find /job/step-500 but folder does not exist", "missing_file"),
+        ("lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!", "no_gpu"),
         ("RuntimeError: NCCL error: internal error - please report this issue to the NCCL developers", "nccl_error"),
         ("_pickle.UnpicklingError: invalid load key, '<'.", "bad_file"),
         ("EOFError", "bad_file"),
@@ -258,6 +261,7 @@ def test_a_worker_that_never_joined_may_have_printed_why() -> None:
     for kind, found in (("never_joined", "unknown_host"), ("stopped_responding", "stopped_responding")):
         failure = Failure(1, 0, 4, 10, -15, 5.0, reason="x", evidence=Evidence(cause=kind, last_lines=lines))
         assert cause_of(failure).kind == found
+
 
 def test_a_failure_without_a_known_cause_is_classified_from_its_evidence() -> None:
     """From a journal of another version of tenax, or with evidence that came too late."""

@@ -54,7 +54,8 @@ _NAMED = (
 )
 # From c10d's store, gloo and JAX's coordination service: some workers never connected.
 _NEVER_JOINED = re.compile(
-    r"waiting for clients|keys: /default_pg/0//cpu//|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
+    r"waiting for clients|keys: /default_pg/0//cpu//"
+    r"|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
 )
 
 

@@ -276,6 +276,7 @@ _RESOURCES: tuple[Kind, ...] = (
             r"ProcessGroupNCCL is only supported with GPUs",
             r"Distributed package doesn't have NCCL",
             r"Unable to initialize backend 'cuda'",
+            r"No supported gpu backend found",
         ),
         trust_output=False,  # torch warns of it wherever there is none
     ),
@@ -334,8 +335,12 @@ KINDS: tuple[Kind, ...] = (
         id="missing_module",
         meaning="{what} is not installed on that host, or is not on the path.",
         next_step="Install it for the Python that runs on that host, or set PYTHONPATH; every host needs it.",
-        patterns=(r"ModuleNotFoundError", r"No module named "),
-        detail=r"No module named ['\"]?([\w.]+)",
+        patterns=(
+            r"ModuleNotFoundError",
+            r"No module named ",
+            r"\bImportError\b.*\b(?:is not installed|pip install)\b",
+        ),
+        detail=r"No module named ['\"]?([\w.]+)|(\w+) is not installed",
         named="The Python module {0}",
         otherwise="A Python module",
     ),
@@ -429,6 +434,7 @@ KINDS: tuple[Kind, ...] = (
             r"Received data size doesn't match expected size",
             r"op\.preamble\.(?:length|nbytes) ?<= ?op\.nbytes",
             r"appears not to match (?:sizes|strides|dtype)",  # DDP compares its parameters
+            r"Cannot apply desired operation due to shape mismatches",  # Accelerate in its debug mode
         ),
     ),
     # --- consequences of another worker's failure: invariant 4 ---
@@ -597,7 +603,12 @@ KINDS: tuple[Kind, ...] = (
         id="missing_file",
         meaning="A file or folder does not exist{what}.",
         next_step="Check the path on that host: every host needs the file, or a shared file system.",
-        patterns=(r"\bFileNotFoundError\b", r"\bNotADirectoryError\b", r"\[Errno 2\]"),
+        patterns=(
+            r"\bFileNotFoundError\b",
+            r"\bNotADirectoryError\b",
+            r"\[Errno 2\]",
+            r"\b(?:[Ff]ile|[Ff]older|[Dd]irectory|[Cc]heckpoint)\b.{0,200}\b(?:does not exist|not found)\b",
+        ),
         trust_output=False,
         detail=r"['\"]([^'\"]+)['\"]",
         named=": {0}",
@@ -641,7 +652,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         id="checkpoint_mismatch",
         meaning="The checkpoint does not fit the model: names or shapes of its tensors differ.",
-        next_step="Load it into the model that wrote it, or compare the names and shapes in the message with the model.",
+        next_step="Load it into the model that wrote it, or compare the names and shapes in the message with yours.",
         patterns=(r"Error\(s\) in loading state_dict", r"(?:Missing|Unexpected) key.* in .*state_dict"),
         trust_output=False,
     ),

@@ -16,8 +16,8 @@ from typing import Any
 
 from tenax._core.model import AWAITED, EXITED_EARLY
 
-from .frameworks import JOBS
 from .framework_run import Result
+from .frameworks import JOBS
 from .played import NODES, SLOTS
 
 _HERE = Path(__file__).parent
@@ -97,7 +97,9 @@ def _clean(text: str) -> str:
     text = re.sub(r"[\x00-\x08\x0b-\x1f]", "", text)
     text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "node0", text)
     # A line must not look like the beginning of a case or of a worker.
-    return "\n".join(line if not line.startswith(("== ", "-- ")) else " " + line for line in text.split("\n")).strip("\n")
+    return "\n".join(line if not line.startswith(("== ", "-- ")) else " " + line for line in text.split("\n")).strip(
+        "\n"
+    )
 
 
 def _with_few_frames(lines: list[str]) -> list[str]:

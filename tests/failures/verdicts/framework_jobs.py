@@ -456,7 +456,7 @@ def fsdp_killed() -> None:
 
 
 def fsdp_raises() -> None:
-    train_with_fsdp(at_bad_step(lambda: [][3]))
+    train_with_fsdp(at_bad_step(lambda: [].pop()))
 
 
 def fsdp_stops() -> None:
@@ -529,8 +529,10 @@ def accelerate_raises() -> None:
     train_with_accelerate(at_bad_step(lambda: int("eight")))
 
 
-def accelerate_fp16() -> None:
-    train_with_accelerate(mixed_precision="fp16")
+def accelerate_deepspeed() -> None:
+    from accelerate import DeepSpeedPlugin
+
+    train_with_accelerate(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2))
 
 
 def accelerate_config() -> None:

@@ -1,4 +1,4 @@
-"""Runs one job of a real framework with two real agents on loopback, and compares their reports with the expectation."""
+"""Runs one job of a real framework with two real agents on loopback, and checks their reports."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ JOBS = (
     Job("fsdp_disk_full", "2", "disk_full", "df -h"),
     Job("fsdp_no_gpu", "0-7", "no_gpu", "nvidia-smi"),
     Job("accelerate_raises", "2", "exception", "Read the traceback"),
-    Job("accelerate_fp16", "0-7", "no_gpu", "nvidia-smi"),
+    Job("accelerate_deepspeed", "0-7", "missing_module", "Install it"),
     Job("accelerate_config", "0-7", "exception", "Read the traceback"),
     Job("accelerate_gather", "0-7", "size_mismatch", "Compare the shapes"),
     Job("accelerate_no_state", "0-7", "missing_file", "shared file system"),

@@ -1,9 +1,8 @@
 """Failures of two nodes with four workers each, played through the coordinator without any process.
 
-``gloo.txt``, ``ddp.txt``, ``fsdp.txt``, ``accelerate.txt``, ``lightning.txt``, ``trainer.txt`` and ``jax.txt`` hold what
-real jobs printed: ``./dev corpus --capture`` writes them. ``torch.txt`` holds output that torch 2.13 printed. The texts of
-``system.txt`` and ``waiting.txt`` (GPUs, NCCL, the kernel) were written by hand after the messages of the libraries and
-the kernel; they were not captured.
+The files named after a framework hold what real jobs printed: ``./dev corpus --capture`` writes them. ``torch.txt``
+holds output that torch 2.13 printed. The texts of ``system.txt`` and ``waiting.txt`` (GPUs, NCCL, the kernel) were
+written by hand after the messages of the libraries and the kernel; they were not captured.
 
 A file of ``played/`` holds cases. A case begins with its expectation and then lists what each worker left; workers
 that are not listed were stopped by tenax::
