@@ -46,6 +46,23 @@ def test_a_cause_comes_before_earlier_consequences() -> None:
     assert [each.global_rank for each in diagnose(last, 1, is_change=False).failures] == [5, 0]
 
 
+def mismatch(rank: int, other: int) -> Evidence:
+    text = f"Rank {rank} is running collective: ALLREDUCE, but Rank {other} is running collective: BROADCAST"
+    return Evidence(cause="collective_mismatch", message=text)
+
+
+def test_the_rank_that_most_others_differ_from_is_the_first_cause() -> None:
+    """D1: they report the same mismatch, some of them earlier."""
+    last = generation({**{rank: mismatch(rank, 5) for rank in (4, 0, 1)}, 5: mismatch(5, 0)}, stopped=(2, 3, 6, 7))
+    found = diagnose(last, 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found][:2] == [(5, False), (4, True)]
+
+
+def test_two_ranks_that_differ_are_both_causes() -> None:
+    found = diagnose(generation({1: mismatch(1, 0), 0: mismatch(0, 1)}), 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(1, False), (0, False)]
+
+
 def test_the_rank_that_stopped_responding_is_the_first_cause_of_timeouts() -> None:
     """D2, D4: with its last lines, and no longer among the stopped."""
     last = generation({rank: TIMEOUT for rank in (0, 1, 2, 3, 4, 5, 7)}, stopped=(6,))
@@ -76,6 +93,19 @@ def test_the_errors_may_name_the_rank() -> None:
         cause="collective_timeout", is_consequence=True, proof="[Rank 0]: Rank 3 failed to pass monitoredBarrier in 1 s"
     )
     assert first_of(generation({0: named}, stopped=(1, 2, 3, 4, 5, 6, 7)))[:2] == (3, "stopped_responding")
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("The following tasks are unhealthy (stopped sending heartbeats):\n6\nThe tasks have crashed.", [6]),
+        ("Barrier timed out. Id: init::0.\n# of tasks: 1/8.\nSome timed out task names:\n7\n6\n\nRPC: /xla", [6, 7]),
+        ("Barrier timed out. Id: Shutdown::1::0.\nThe first task: 1. Some timed out task names:\n7\n6\n", []),
+    ],
+)
+def test_jax_names_the_tasks_that_it_waits_for(text: str, rank: list[int]) -> None:
+    """At shutdown it waits for those that still work, not for the one that left."""
+    assert missing_ranks([text]) == rank
 
 
 def test_a_rank_that_exited_early_is_named_as_that() -> None:

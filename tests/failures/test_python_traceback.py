@@ -300,7 +300,14 @@ def test_a_fatal_log_line_is_the_error_of_an_abort() -> None:
     """However long the dump of the fault handler below it is."""
     found = find("step 3\n" + JAX_ABORT, -signal.SIGABRT)
     assert found is not None
-    assert found.message.startswith("Terminating process because the JAX distributed service")
+    assert found.message == "Terminating process because the JAX distributed service detected fatal errors."
+
+
+def test_the_status_in_a_fatal_log_line_is_the_message() -> None:
+    status = "absl::Status: UNAVAILABLE: tasks are unhealthy (stopped sending heartbeats):\n6\n7\n\nRPC: /xla"
+    found = find(JAX_ABORT.replace("errors.", f"errors. {status}"), -signal.SIGABRT)
+    assert found is not None
+    assert found.message == "UNAVAILABLE: tasks are unhealthy (stopped sending heartbeats): 6 7"
 
 
 @pytest.mark.parametrize("text", [JAX_RAISED + JAX_ABORT, JAX_ABORT.replace("*** Check", JAX_RAISED + "*** Check")])

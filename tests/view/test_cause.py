@@ -63,6 +63,7 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
         ("RuntimeError: Expected to have finished reduction in the prior iteration", "unused_parameters"),
         ("RuntimeError: Missing key in checkpoint state_dict: model.head.weight.", "checkpoint_mismatch"),
         ("ImportError: DeepSpeed is not installed => run `pip install deepspeed` or build it", "missing_module"),
+        ("ValueError: Can't find a valid checkpoint at /job/checkpoint-500", "missing_file"),
         ("ValueError: Tried to find /job/step-500 but folder does not exist", "missing_file"),
         ("lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!", "no_gpu"),
         ("RuntimeError: NCCL error: internal error - please report this issue to the NCCL developers", "nccl_error"),

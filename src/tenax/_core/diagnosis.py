@@ -5,7 +5,8 @@ reports, status, pages, metrics and traces show it and decide nothing themselves
 
 Invariants (tests cite the numbers):
 
-D1  Causes come before consequences, then the earliest comes first.
+D1  Causes come before consequences, then the earliest comes first. If most workers report that one of them called
+    another collective operation than they did, they are consequences of that one.
 D2  If every failed worker lost a peer or timed out, the first cause is the worker that they waited for, if it is known:
     the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
     out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
@@ -50,8 +51,12 @@ _NAMED = (
     re.compile(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier"),
     # The addresses of gloo's ranks are keys of the store.
     re.compile(r"wait timeout after \d+ ?ms, keys: \S*//cpu//\d+/(\d{1,9})\b"),
+    # JAX's coordination service lists tasks, one per line.
+    re.compile(r"\(stopped sending heartbeats\):\s+(\d[\d\s]{0,2000})"),
+    re.compile(r"Barrier timed out\. Id: (?!Shutdown)[^']{1,1000}?Some timed out task names:\s+(\d[\d\s]{0,2000})"),
     re.compile(r"\[([\d, ]{1,2000})\] (?:finished collective #\d+, but )?didn't join collective"),
 )
+_DIFFERS = re.compile(r"but Rank (\d{1,9}) is running collective")
 # From c10d's store, gloo and JAX's coordination service: some workers never connected.
 _NEVER_JOINED = re.compile(
     r"waiting for clients|keys: /default_pg/0//cpu//"
@@ -71,7 +76,7 @@ def diagnosis_of(state: CoordinatorState) -> Diagnosis:
 def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
     """Return what happened to this generation, as far as its members have reported."""
     is_change |= bool(last.lost or last.drained or last.is_uncharged)
-    failures = sorted(last.failures.values(), key=by_cause)
+    failures = sorted(_after_odd_one(list(last.failures.values())), key=by_cause)
     if failures and failures[0].evidence.is_consequence and not is_change:
         awaited = _awaited(last, number, failures)
         failures = [*awaited, *failures] if awaited else sorted(_deadlocked(last, failures), key=by_cause)
@@ -104,7 +109,7 @@ def missing_ranks(texts: Iterable[str]) -> list[int]:
     for text in texts:
         for pattern in _NAMED:
             for match in pattern.finditer(text):
-                found.update(int(number) for number in match[1].split(",") if 0 < len(number.strip()) < 10)
+                found.update(int(number) for number in re.findall(r"\d+", match[1]) if len(number) < 10)
     return sorted(found)
 
 
@@ -120,7 +125,8 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
         for rank in range(part.first_rank, part.first_rank + part.slots)
         if rank not in failed and rank not in last.stopped
     }
-    texts = (text for each in victims for text in (each.evidence.proof, each.evidence.message))
+    evidence = (each.evidence for each in victims)
+    texts = (text for each in evidence for text in (each.proof, each.message, each.traceback))
     named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early]
     ranks = named or sorted(early) or (_silent(last, failed) if timed_out else [])
     never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
@@ -139,6 +145,22 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
             cause, reason = STOPPED_RESPONDING, f"stopped responding; {waited}"
         found.append(_as_failure(last, number, stopped, cause, reason, at))
     return found
+
+
+def _after_odd_one(failures: list[Failure]) -> list[Failure]:
+    """Return the failures; those that differ from one rank in their collective operation as consequences (D1)."""
+    mismatched = {each.global_rank: each for each in failures if each.evidence.cause == "collective_mismatch"}
+    named = {rank: _DIFFERS.search(each.evidence.message) for rank, each in mismatched.items()}
+    others = [int(match[1]) for rank, match in named.items() if match is not None and int(match[1]) != rank]
+    odd = next((rank for rank in mismatched if 2 * others.count(rank) > len(mismatched)), None)
+    if odd is None:
+        return failures
+    return [
+        each
+        if each.global_rank == odd or each.global_rank not in mismatched
+        else msgspec.structs.replace(each, evidence=msgspec.structs.replace(each.evidence, is_consequence=True))
+        for each in failures
+    ]
 
 
 def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:

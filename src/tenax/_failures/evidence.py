@@ -80,6 +80,7 @@ def gather(
         message=storable(shortened(message, _MAX_MESSAGE)),
         traceback=storable(without_middle(traceback.rstrip("\n"), _MAX_TRACEBACK)),
         last_lines=last_lines(stderr, cut=tail_is_cut),
+        earlier_lines=stderr.split("\n")[:-MAX_LAST_LINES],
         out_of_memory=storable(_out_of_memory(out_of_memory, pid, exit_code, f"{message}\n{traceback}")),
     )
     cause = _cause(observed, out_of_memory, pid)

@@ -45,6 +45,8 @@ _TERMINATE = re.compile(r"terminate called (?:after throwing an instance of '(.+
 # How absl and glog log before they abort, as JAX does: level, month and day, time, thread, source file.
 _FATAL_LOG = re.compile(r"F\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] (.+)")
 
+_MAX_MESSAGE_LINES = 10
+
 # Invariant 2. A message may have many lines, which cannot be distinguished from output that follows.
 _MAX_LINES_AFTER = 200
 # After a crash only the C library or the driver print something.
@@ -279,7 +281,8 @@ def _find_abort(lines: list[str]) -> tuple[int, LastOutput, bool] | None:
     for at in range(len(lines) - 1, -1, -1):
         line = lines[at].rstrip()
         if (logged := _FATAL_LOG.match(line)) is not None:
-            return at, LastOutput("", logged.group(1), "\n".join(lines[at:])), True
+            message = " ".join([logged.group(1), *_until_blank(lines[at + 1 :])])
+            return at, LastOutput("", message.partition("absl::Status: ")[2] or message, "\n".join(lines[at:])), True
         match = _TERMINATE.match(line)
         if match is None:
             continue
@@ -289,3 +292,9 @@ def _find_abort(lines: list[str]) -> tuple[int, LastOutput, bool] | None:
         error = LastOutput(error_type, f"{error_type}: {message}", "\n".join(lines[at:]))
         return at, error, match.group(1) is None
     return None
+
+
+def _until_blank(lines: list[str]) -> list[str]:
+    """Return the lines of a message: up to a blank one or the stack below."""
+    end = next((at for at, line in enumerate(lines) if not line.strip() or line.startswith("***")), len(lines))
+    return [line.strip() for line in lines[: min(end, _MAX_MESSAGE_LINES)]]

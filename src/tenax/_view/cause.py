@@ -67,6 +67,7 @@ class Observations(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     traceback: str = ""
     last_lines: Sequence[str] = ()
+    earlier_lines: Sequence[str] = ()  # of its output, as far as they are kept
     out_of_memory: str = ""  # the kernel's proof, as text
     kernel_kind: str = ""  # from the kernel log about this worker or its GPU: the kind ...
     kernel_line: str = ""  # ... and the line
@@ -607,6 +608,7 @@ KINDS: tuple[Kind, ...] = (
             r"\bFileNotFoundError\b",
             r"\bNotADirectoryError\b",
             r"\[Errno 2\]",
+            r"[Cc]an't find a valid checkpoint",
             r"\b(?:[Ff]ile|[Ff]older|[Dd]irectory|[Cc]heckpoint)\b.{0,200}\b(?:does not exist|not found)\b",
         ),
         trust_output=False,
@@ -940,6 +942,9 @@ def _recognize(observed: Observations) -> tuple[str, str]:
     if number in _EXTERNAL_SIGNALS and not has_exception:
         return _BY_SIGNAL.get(number, "signal"), ""
     raised = _match_exceptions(observed) if has_exception else None
+    if raised is not None and raised[0] == "connect_timeout":  # torch retries, and prints why it has to
+        lines = [*observed.earlier_lines, *observed.last_lines]
+        return _first_match(lines[::-1], [_BY_ID[kind] for kind in _CONNECTING], "") or raised
     if observed.kernel_kind and (raised is None or _BY_ID[raised[0]] in _RESOURCES):
         return observed.kernel_kind, observed.kernel_line
     is_vague = raised[0] == "child_failed" if raised else not has_exception or _is_abort(observed)
