@@ -108,6 +108,18 @@ def test_jax_names_the_tasks_that_it_waits_for(text: str, rank: list[int]) -> No
     assert missing_ranks([text]) == rank
 
 
+def test_a_named_rank_may_have_failed_later_because_the_others_exited() -> None:
+    """It is in the diagnosis once, as the first cause."""
+    named = Evidence(
+        cause="collective_timeout", is_consequence=True, message="Rank 3 failed to pass monitoredBarrier in 1 s"
+    )
+    last = generation({0: named, 1: LOST, 3: LOST}, stopped=(2, 4, 5, 6, 7))
+    found = diagnose(last, 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.cause) for each in found] == [
+        (3, "stopped_responding"), (0, "collective_timeout"), (1, "peer_lost")
+    ]  # fmt: skip
+
+
 def test_a_rank_that_exited_early_is_named_as_that() -> None:
     last = generation(dict.fromkeys((0, 1, 2), LOST), stopped=(4, 5, 6, 7))
     rank, cause, reason = first_of(last)

@@ -64,6 +64,10 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
         ("RuntimeError: Missing key in checkpoint state_dict: model.head.weight.", "checkpoint_mismatch"),
         ("ImportError: DeepSpeed is not installed => run `pip install deepspeed` or build it", "missing_module"),
         ("ValueError: Can't find a valid checkpoint at /job/checkpoint-500", "missing_file"),
+        ("jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 70368744177664 bytes.", "memory"),
+        ("TypeError: dot_general requires contracting dimensions to have the same shape, got (8,) and (9,).",
+         "shape_mismatch"),
+        ("RuntimeError: Unknown backend: 'gpu' requested, but no platforms are instances of gpu", "no_gpu"),
         ("ValueError: Tried to find /job/step-500 but folder does not exist", "missing_file"),
         ("lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!", "no_gpu"),
         ("RuntimeError: NCCL error: internal error - please report this issue to the NCCL developers", "nccl_error"),
@@ -199,6 +203,25 @@ def test_a_python_exception_decides_about_an_abort_while_the_process_exits() -> 
         last_lines=("DEADLINE_EXCEEDED: Barrier timed out. Id: Shutdown::1", "Fatal Python error: Aborted"),
     )
     assert (classify(observed).kind, classify(observed).is_consequence) == ("exception", False)
+
+
+def test_what_is_printed_directly_before_a_crash_may_be_its_reason() -> None:
+    """gRPC cannot listen, and JAX crashes. Nothing else that a crashed worker printed is evidence."""
+    line = "E1117 12:39:27.507030   25897 add_port.cc:83] Failed to add port to server: none of 1 for '[::]:26074'"
+    crash = ("Fatal Python error: Segmentation fault", "", "Thread 0x00007f42e6bcdb80 (most recent call first):")
+    near, far = (
+        classify(
+            Observations(
+                exit_code=-signal.SIGSEGV,
+                error_type="Fatal Python error",
+                message=crash[0],
+                last_lines=(line, *more, *crash),
+            )
+        )
+        for more in ((), ("step 1", "step 2", "step 3"))
+    )
+    assert near.meaning == "Port 26074 is already in use by another process."
+    assert far.kind == "segmentation_fault"
 
 
 def test_output_long_before_the_exit_is_not_the_cause() -> None:

@@ -60,7 +60,7 @@ _DIFFERS = re.compile(r"but Rank (\d{1,9}) is running collective")
 # From c10d's store, gloo and JAX's coordination service: some workers never connected.
 _NEVER_JOINED = re.compile(
     r"waiting for clients|keys: /default_pg/0//cpu//"
-    r"|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
+    r"|CoordinationService/RegisterTask|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
 )
 
 
@@ -79,7 +79,9 @@ def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
     failures = sorted(_after_odd_one(list(last.failures.values())), key=by_cause)
     if failures and failures[0].evidence.is_consequence and not is_change:
         awaited = _awaited(last, number, failures)
-        failures = [*awaited, *failures] if awaited else sorted(_deadlocked(last, failures), key=by_cause)
+        named = {each.global_rank for each in awaited}
+        rest = [each for each in failures if each.global_rank not in named]
+        failures = [*awaited, *rest] if awaited else sorted(_deadlocked(last, failures), key=by_cause)
     failed = {failure.global_rank for failure in failures}
     stopped = [each for rank, each in last.stopped.items() if rank not in failed]
     left = [Departure(label, "lost", why) for label, why in last.lost.items()]
@@ -127,14 +129,15 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
     }
     evidence = (each.evidence for each in victims)
     texts = (text for each in evidence for text in (each.proof, each.message, each.traceback))
-    named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early]
+    ended = _ended_later(victims)
+    named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early or rank in ended]
     ranks = named or sorted(early) or (_silent(last, failed) if timed_out else [])
     never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
     at = min(failure_began_at(each) for each in victims)
     waited = _waited(len(victims), len(timed_out))
     found = []
     for rank in ranks:
-        stopped = last.stopped.get(rank)
+        stopped = last.stopped.get(rank) or ended.get(rank)
         if stopped is None:
             part = early[rank]
             cause, reason = EXITED_EARLY, f"exited with code 0 while others still ran; {waited}"
@@ -145,6 +148,24 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
             cause, reason = STOPPED_RESPONDING, f"stopped responding; {waited}"
         found.append(_as_failure(last, number, stopped, cause, reason, at))
     return found
+
+
+def _ended_later(victims: list[Failure]) -> dict[int, Stopped]:
+    """Return the victims that failed after the first one: the exit of those that waited may have ended them."""
+    first_at = min(failure_began_at(each) for each in victims)
+    return {
+        each.global_rank: Stopped(
+            each.local_rank,
+            each.global_rank,
+            each.pid,
+            each.exit_code,
+            host=each.host,
+            last_lines=each.evidence.last_lines,
+            log_file=each.evidence.log_file,
+        )
+        for each in victims
+        if failure_began_at(each) > first_at
+    }
 
 
 def _after_odd_one(failures: list[Failure]) -> list[Failure]:

@@ -48,10 +48,12 @@ __all__ = [
 
 _MAX_PROOF = 300
 _MAX_SEARCHED = 2000  # characters of a line: some patterns are quadratic in its length
+_MAX_LINES_BEFORE_CRASH = 2
 _MAX_CONSEQUENCE_LINES = 8  # of output: the worker survived what it printed earlier
 _EXTERNAL_SIGNALS = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 _SHELL_BASE = 128
 _CONNECTING = ("unknown_host", "unreachable", "connection_refused", "connect_timeout")
 _FAULTS = ("Fatal Python error", "Timeout")  # of the fault handler
@@ -117,7 +119,7 @@ _RESOURCES: tuple[Kind, ...] = (
             r"cuda\.OutOfMemoryError",
             r"cudaErrorMemoryAllocation",
             r"CUBLAS_STATUS_ALLOC_FAILED",
-            r"RESOURCE_EXHAUSTED: Out of memory",
+            r"RESOURCE_EXHAUSTED: Out of memory while trying to allocate",
         ),
     ),
     Kind(
@@ -157,6 +159,7 @@ _RESOURCES: tuple[Kind, ...] = (
             r"\[Errno 12\]",
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",
             r"Unable to allocate .* for an array",
+            r"RESOURCE_EXHAUSTED: Out of memory allocating",  # of JAX on CPUs
         ),
     ),
     Kind(
@@ -277,6 +280,7 @@ _RESOURCES: tuple[Kind, ...] = (
             r"ProcessGroupNCCL is only supported with GPUs",
             r"Distributed package doesn't have NCCL",
             r"Unable to initialize backend 'cuda'",
+            r"Unknown backend: '(?:gpu|cuda|rocm)' requested",
             r"No supported gpu backend found",
         ),
         trust_output=False,  # torch warns of it wherever there is none
@@ -378,7 +382,12 @@ KINDS: tuple[Kind, ...] = (
         id="address_in_use",
         meaning="{what} is already in use by another process.",
         next_step="Find that process (ss -ltnp), choose another port, or let tenax choose one.",
-        patterns=(r"(?i)address already in use", r"\bEADDRINUSE\b", r"\[Errno 98\]"),
+        patterns=(
+            r"(?i)address already in use",
+            r"\bEADDRINUSE\b",
+            r"\[Errno 98\]",
+            r"Failed to add port to server",  # of gRPC; JAX then crashes
+        ),
         detail=r"(?:port: |port |:|, )(\d{2,5})\b(?!\])",
         named="Port {0}",
         otherwise="The port to listen on",
@@ -456,7 +465,7 @@ KINDS: tuple[Kind, ...] = (
             r"[Hh]eartbeat monitor timed out",
             r"watchdog got stuck",
             r"dump signal .*(?:timeout|watchdog)",
-            r"Barrier timed out",
+            r"Barrier timed out(?!\. Id: Shutdown)",
             r"Timed out (?:in|waiting) .*(?:barrier|all tasks)",
         ),
         is_consequence=True,
@@ -474,6 +483,7 @@ KINDS: tuple[Kind, ...] = (
             r"StoreTimeoutError",
             r"DistStoreError: .*[Tt]ime",
             r"Timed out .*register_?task",
+            r"RPC: \S*CoordinationService/RegisterTask",
             r"waiting for .*tasks? to (?:connect|register)",
         ),
         is_consequence=True,
@@ -670,6 +680,8 @@ KINDS: tuple[Kind, ...] = (
             r"could not be broadcast",
             r"shape '.*' is invalid for input of size",
             r"Sizes of tensors must match",
+            r"requires contracting dimensions to have the same shape",
+            r"incompatible shapes for broadcasting",
         ),
         trust_output=False,
     ),
@@ -824,13 +836,14 @@ _HEADER = "Traceback (most recent call last):"
 _NOT_EVIDENCE = re.compile(
     r"During handling of the above exception|The above exception was the direct cause|Extension modules: |\[|$"
 )
+_LOG_PREFIX = re.compile(r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ")  # of absl and glog
 _GROUP = re.compile(r"^\s+\| (?! )")
 
 
 def classify(observed: Observations) -> Cause:
     """Return the cause of a failure. Pure, total and deterministic; see the module's invariants."""
     kind, proof = _recognize(observed)
-    proof = storable(shortened(" ".join(proof.split()), _MAX_PROOF))
+    proof = storable(shortened(" ".join(_LOG_PREFIX.sub("", proof).split()), _MAX_PROOF))
     return _cause(_BY_ID[kind], proof)
 
 
@@ -947,16 +960,16 @@ def _recognize(observed: Observations) -> tuple[str, str]:
         return _first_match(lines[::-1], [_BY_ID[kind] for kind in _CONNECTING], "") or raised
     if observed.kernel_kind and (raised is None or _BY_ID[raised[0]] in _RESOURCES):
         return observed.kernel_kind, observed.kernel_line
-    is_vague = raised[0] == "child_failed" if raised else not has_exception or _is_abort(observed)
+    is_vague = raised[0] == "child_failed" if raised else not has_exception or _is_crash(observed)
     if is_vague and (printed := _match_output(observed, has_exception)) is not None:
         return printed
     return raised or _from_exit_code(observed, has_exception)
 
 
-def _is_abort(observed: Observations) -> bool:
-    """Return whether native code aborted. After a Python exception, the abort happened while the process exited."""
+def _is_crash(observed: Observations) -> bool:
+    """Return whether native code crashed. After a Python exception, it did so while the process exited."""
     is_native = not observed.error_type or observed.error_type in _FAULTS or "::" in observed.error_type
-    return observed.exit_code == -signal.SIGABRT and is_native
+    return -observed.exit_code in _CRASHES and is_native
 
 
 def _match_exceptions(observed: Observations) -> tuple[str, str] | None:
@@ -994,7 +1007,10 @@ def _match_output(observed: Observations, has_exception: bool) -> tuple[str, str
     lines = [line for line in observed.last_lines if line.strip() and not line.startswith("    ")]
     kinds = tuple(kind for kind in KINDS if kind.trust_output and kind.patterns)
     if observed.exit_code < 0 and -observed.exit_code != signal.SIGABRT:
-        return None  # a signal ended it, whatever it printed
+        # It crashed: only what it printed directly before may be the reason.
+        crashed_at = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), 0)
+        before = lines[max(0, crashed_at - _MAX_LINES_BEFORE_CRASH) : crashed_at]
+        return _first_match(before[::-1], tuple(kind for kind in kinds if not kind.is_consequence), "")
     if has_exception and observed.exit_code >= 0:  # output of a child: match resources, not lost peers
         return _first_match(lines[::-1], tuple(kind for kind in kinds if kind in _RESOURCES), "")
     own = tuple(kind for kind in kinds if not kind.is_consequence and not (has_exception and kind.id == _AT_EXIT))
@@ -1011,7 +1027,7 @@ def _from_exit_code(observed: Observations, has_exception: bool) -> tuple[str, s
     code = observed.exit_code
     number = -code if code < 0 else code - _SHELL_BASE if _SHELL_BASE < code <= _SHELL_BASE + 64 else 0
     is_python_fault = observed.error_type in _FAULTS
-    if has_exception and not is_python_fault and not _is_abort(observed):
+    if has_exception and not is_python_fault and not _is_crash(observed):
         return "exception", observed.message or observed.error_type
     if number:
         kind = _BY_SIGNAL.get(number, "signal")

@@ -790,6 +790,13 @@ def jax_coordinator_exits() -> None:
 def jax_no_gpu() -> None:
     import jax
 
+    jax.devices("gpu")
+
+
+def jax_platform() -> None:
+    """JAX without its GPU plug-in is asked for a GPU by its configuration: it raises an assertion without a text."""
+    import jax
+
     jax.config.update("jax_platforms", "cuda")
     jax.numpy.ones(4)
 

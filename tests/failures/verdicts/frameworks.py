@@ -107,6 +107,7 @@ JOBS = (
     Job("jax_early", "3", "exited_early", "same number of steps"),
     Job("jax_coordinator_exits", "0", "exited_early", "same number of steps"),
     Job("jax_no_gpu", "0-7", "no_gpu", "nvidia-smi"),
+    Job("jax_platform", "0-7", "no_gpu", "nvidia-smi"),
     Job("jax_nan", "4", "not_a_number", "lower the learning rate"),
     Job("jax_shapes", "2", "shape_mismatch", "Compare the shapes"),
     Job("jax_memory", "2", "memory", "Use less memory"),
