@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenax._core.model import AWAITED, DEADLOCK, Evidence, Failure
-from tenax._view.cause import KINDS, Observations, cause_of, classify, meaning_of, next_step_of
+from tenax._view.cause import Observations, cause_of, classify, meaning_of, next_step_of
+from tenax._view.kinds import KINDS
 
 pytestmark = pytest.mark.process
 
