@@ -35,6 +35,12 @@ def recorded(
     return path
 
 
+def test_frames_of_cpp_do_not_replace_the_last_lines() -> None:
+    text = "step 1\n[W1117 socket.cpp:764] the addresses of head cannot be retrieved\n<omitting python frames>\n"
+    lines = last_lines(text + "".join(f"frame #{number}: main + 0x85\n" for number in range(60)))
+    assert lines == ("step 1", "[W1117 socket.cpp:764] the addresses of head cannot be retrieved")
+
+
 def test_why_a_connection_timed_out_may_have_been_printed_long_before() -> None:
     """torch warns on each attempt, and prints long C++ stacks below."""
     text = (
