@@ -211,7 +211,9 @@ class SilentLogs:
 
     def on_writable(self) -> None: ...
 
-    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
+    def prepare(
+        self, generation: int, envs: dict[int, dict[str, str]], survivors: tuple[int, ...] = ()
+    ) -> dict[int, Output]:
         return {rank: Output(os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)) for rank in envs}
 
     def has_error_file(self, local_rank: int) -> bool:

@@ -125,7 +125,7 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
         for node_id, part in last.parts.items()
         if node_id in known
         for rank in range(part.first_rank, part.first_rank + part.slots)
-        if rank not in failed and rank not in last.stopped
+        if rank not in failed and rank not in last.stopped and rank not in last.held
     }
     evidence = (each.evidence for each in victims)
     texts = (text for each in evidence for text in (each.proof, each.message, each.traceback))

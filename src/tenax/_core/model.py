@@ -108,6 +108,7 @@ class WorkerPhase(enum.Enum):
 
     REQUESTED = "requested"  # start requested, not yet confirmed
     RUNNING = "running"
+    HELD = "held"  # it acknowledged the end of its generation and waits for the next one
     ENDED = "ended"  # exited, or could not be started
 
 
@@ -124,6 +125,15 @@ class Overdue(msgspec.Struct):
     is_cause: bool = False  # it has exited because of this
 
 
+class Hold(msgspec.Struct):
+    """A worker that can be held, or that is stopped alone because it did not acknowledge the end of its generation."""
+
+    timeout_s: float  # how long it may take to acknowledge
+    until: float | None = None  # when to escalate; None: nothing is awaited
+    sent: int = 0  # the last signal sent; 0: none
+    step: int = -1  # the last one that it completed, as it acknowledged; -1: none
+
+
 class WorkerRecord(msgspec.Struct):
     """The state of one worker of the current generation."""
 
@@ -134,6 +144,8 @@ class WorkerRecord(msgspec.Struct):
     ended_at: float = 0.0
     was_stopped: bool = False  # it exited after a stop request
     overdue: Overdue | None = None
+    hold: Hold | None = None  # None: it has not opted in
+    is_survivor: bool = False  # it took part in the generation before
     stacks_asked_at: float | None = None  # when its stacks were last requested; None: never, or it cannot write them
     stacks: str = ""  # its stacks, if the agent stopped it
     last_lines: tuple[str, ...] = ()  # of its output, when the agent stopped it
