@@ -179,7 +179,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     log_file: Path = ""  # the file with the worker's stderr (or output), if there is one
     raised_at: Time | None = None  # when the exception was raised, from the error file, on the agent's clock
     stacks: LongText = ""  # of all its threads when a scope expired, innermost call first
-    cause: Text = ""  # the kind of failure, as named in ``_view/cause.py``; empty: not known
+    cause: Text = ""  # the kind of failure, as named in ``_view/kinds.py``; empty: not known
     is_consequence: bool = False  # the failure of another worker caused this one
     proof: Text = ""  # the line that shows the cause, or what the system reported
 
@@ -248,6 +248,7 @@ def truncate_stacks(stacks: str) -> str:
 # Causes that are found by comparing workers: the others waited for this one.
 STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY = "stopped_responding", "never_joined", "exited_early"
 AWAITED = frozenset({STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY})
+DEADLOCK = "deadlock"  # ... or all waited for each other
 
 
 def failure_began_at(failure: Failure) -> float:

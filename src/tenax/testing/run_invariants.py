@@ -788,7 +788,7 @@ class RunChecker:
             is_right = not failed and not stopped
         elif verdict.outcome is Outcome.FAILED:
             reported = self._last.failed if self._last is not None else set()
-            count = min(len(reported), _MAX_REPORTED - len(failed - own))
+            count = min(len(reported - (failed - own)), _MAX_REPORTED - len(failed - own))
             is_right = bool(own) and own <= reported and len(own) == count
         else:
             is_right = own <= self._failed
