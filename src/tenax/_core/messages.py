@@ -102,7 +102,7 @@ class WorkersRunning(Message, frozen=True):
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The steps that one worker reported (``tenax.progress``). Times are on its host's clock."""
+    """The steps that one worker reported (``tenax.progress``), and its imports. Times are on its host's clock."""
 
     local_rank: LocalRank
     first_step: Step
@@ -110,6 +110,7 @@ class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     first_at: Time
     last_at: Time
     phase: Text = ""  # the phase it reported, if not training: "checkpoint"
+    imported_at: Time = 0.0  # when its script last began to import a module at its top level; 0: not known
 
 
 class NodeProgress(Message, frozen=True):

@@ -217,7 +217,8 @@ class Generation(msgspec.Struct):
     failures: dict[int, Failure] = {}  # by global rank, on the coordinator's clock
     stopped: dict[int, Stopped] = {}  # by global rank
     is_uncharged: bool = False  # its failures cost no restart
-    hang: messages.HangReport | None = None  # the last one of it, until activity was seen again
+    hang: messages.HangReport | None = None  # the last one of it ...
+    hang_over_at: float | None = None  # ... and when activity was seen again
     diagnosis: Diagnosis | None = None  # once all members have stopped
 
     def has(self, node_id: str) -> bool:

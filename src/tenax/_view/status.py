@@ -105,6 +105,7 @@ class GenerationStatus(Value, frozen=True):
     ended_by: str = ""
     ended_why: str = ""
     spent: Spent = Spent()
+    hangs: tuple[tuple[float, float | None], ...] = ()  # since and until; None: until now, or until it ended
     first_step: int = -1
     last_step: int = -1
     lost_steps: int = 0
@@ -272,6 +273,7 @@ def generation_status(entry: GenerationEntry, now: float, wall_offset: float) ->
         ended_by=entry.ended_by,
         ended_why=entry.ended_why,
         spent=entry.spent(now),
+        hangs=tuple((since + wall_offset, wall(until)) for since, until in entry.hangs),
         first_step=entry.first_step,
         last_step=entry.last_step,
         lost_steps=entry.lost_steps,

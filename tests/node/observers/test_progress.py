@@ -122,6 +122,28 @@ def test_repeated_steps_count_as_lost_time(runner: Runner) -> None:  # noqa: F81
     assert 0.04 < goodput["spent"]["lost_s"] < 10
 
 
+SLOW_IMPORT = """
+    import slow_to_import
+    print("imported", flush=True)
+    def train():
+        import time
+        time.sleep(0.3)
+        import calendar
+    train()
+"""
+
+
+@pytest.mark.parametrize("preload", ["none", "slow_to_import"])
+def test_importing_counts_as_starting_warm_or_cold(runner: Runner, preload: str) -> None:  # noqa: F811 - the fixture
+    """A module that takes 0.5 s, of which the interpreter sees an import before its end."""
+    runner.script("import time\ntime.sleep(0.5)\nimport colorsys\n", "slow_to_import.py")
+    done = runner.run("--preload", preload, "--log-dir", "logs", runner.script(SLOW_IMPORT))
+    assert (done.code, done.out) == (0, "imported\n"), done
+    spent = goodput_of(runner.home / "logs")["spent"]
+    assert spent["starting_s"] > 0.5
+    assert 0.3 <= spent["training_s"] < spent["starting_s"] + 10
+
+
 @pytest.mark.parametrize("number", ["10**30", "-10**30", "10**5000", "2**53 + 1"])
 def test_an_invalid_step_number_is_reported_once_and_does_not_fail_the_worker(tmp_path: Path, number: str) -> None:
     done = run_worker(tmp_path, f"for _ in range(3): progress.step({number})\nprint('alive')")

@@ -31,9 +31,9 @@
   };
   const SPENT = [
     ["training", "training"], ["starting", "starting"], ["waiting", "waiting for nodes"], ["stopping", "stopping"],
-    ["lost", "lost (repeated)"],
+    ["hung", "hung"], ["lost", "lost (repeated)"],
   ];
-  const SPANS = ["waiting", "starting", "training", "lost", "stopping"]; // in chronological order
+  const SPANS = ["waiting", "starting", "training", "hung", "lost", "stopping"]; // in chronological order
 
   const $ = (id) => document.getElementById(id);
 
@@ -590,7 +590,8 @@
   function spending(entry) {
     if (!entry || entry.settled_at != null || run.phase === "over") return "";
     if (entry.ended_at != null) return "stopping";
-    return entry.running_at == null ? "starting" : "training";
+    const hung = entry.hangs && entry.hangs.length && entry.hangs[entry.hangs.length - 1][1] == null;
+    return hung ? "hung" : entry.running_at == null ? "starting" : "training";
   }
 
   function spentBy(entry) {
@@ -671,7 +672,7 @@
   function drawRow(row) {
     const spent = spentBy(row.entry);
     const current = spending(row.entry);
-    const isHanging = current === "training" && hangs();
+    const isHanging = (current === "training" || current === "hung") && hangs();
     for (const name of SPANS) {
       grow(row.spans[name], spent[name]);
       row.texts[name].hidden = spent[name] <= 0 && current !== name;
