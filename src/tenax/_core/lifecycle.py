@@ -243,6 +243,7 @@ class Lifecycle:
                 each,
                 first_at=each.first_at + by_s,
                 last_at=each.last_at + by_s,
+                output_at=each.output_at + by_s if each.output_at else 0.0,
                 imported_at=each.imported_at + by_s if each.imported_at else 0.0,
             )
             for each in workers

@@ -31,6 +31,7 @@ class StatusRequest(Request, frozen=True):
 
     mark: Text = ""  # of the last answer: wait until the status differs from it
     wait_s: Seconds = 0.0  # the maximum wait
+    with_activity: bool = False  # first let the nodes report what their workers do
 
 
 class StopRequest(Request, frozen=True):
@@ -84,6 +85,12 @@ class StacksRequest(Request, frozen=True):
     local_rank: LocalRank = -1  # -1: all workers of the node
 
 
+class ActivityRequest(Request, frozen=True):
+    """Report to the coordinator what one node's workers do, now and for a while. Answered when it was sent."""
+
+    node: Name
+
+
 class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker and the stacks of its threads."""
 
@@ -94,7 +101,7 @@ class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""  # why there are none
 
 
-OfNode = LogsRequest | StacksRequest
+OfNode = LogsRequest | StacksRequest | ActivityRequest
 AnyRequest = AgentRequest | StatusRequest | StopRequest | RestartRequest | DrainRequest | NodeRequest | OfNode
 
 

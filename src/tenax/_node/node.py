@@ -241,8 +241,8 @@ class Node(Surroundings):
         assert self._observers is not None, "made before"
         self._observers.answer_stacks(request, dump, reply)
 
-    def enable_progress(self) -> bool:
-        return self._steps.enable()
+    def report_activity(self, done: Callable[[], None]) -> None:
+        self._steps.report(done)
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
         if self._observers is not None:

@@ -208,6 +208,20 @@ class WorkerLogs:
         found = (read_progress(path, rank) for rank, path in files.items() if os.path.exists(path))
         return tuple(each for each in found if each is not None)
 
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        """Pass to ``done`` when each worker last wrote something, by local rank."""
+        by_key = {key: int(key.split(".")[1]) for key in self._open_keys}
+
+        def answer(times: dict[str, float]) -> None:
+            found: dict[int, float] = {}
+            to_agent_clock = self._now() - time.time()
+            for key, at in times.items():
+                rank = by_key[key]
+                found[rank] = max(found.get(rank, at + to_agent_clock), at + to_agent_clock)
+            done(found)
+
+        self._writer.output_times(list(by_key), answer)
+
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Answer a log query, see ``log_queries``."""
         if self._queries is None:
@@ -415,7 +429,7 @@ def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
             if os.pread(descriptor, LAYOUT.size + _IMPORTED_BYTES, 0) == data:
                 name = phase.rstrip(b"\0").decode("utf-8", "replace")
                 is_known = count or name or imported_at
-                found = WorkerProgress(local_rank, first, last, first_at, last_at, name, imported_at)
+                found = WorkerProgress(local_rank, first, last, first_at, last_at, name, imported_at=imported_at)
                 return found if is_known else None
     except OSError:  # the file system is gone
         return None
