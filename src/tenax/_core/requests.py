@@ -83,6 +83,7 @@ class StacksRequest(Request, frozen=True):
 
     node: Name
     local_rank: LocalRank = -1  # -1: all workers of the node
+    native: bool = False  # with native frames, if the node has py-spy
 
 
 class ActivityRequest(Request, frozen=True):
@@ -99,6 +100,7 @@ class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     stacks: str = ""
     why: str = ""  # why there are none
+    note: str = ""  # what is missing in them
 
 
 OfNode = LogsRequest | StacksRequest | ActivityRequest

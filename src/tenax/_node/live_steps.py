@@ -72,11 +72,7 @@ class LiveSteps:
         if not self._is_running:
             self._timer.cancel()
             return
-        self._pids = {
-            rank: worker.pid
-            for rank, worker in state.workers.items()
-            if worker.phase is WorkerPhase.RUNNING and worker.pid
-        }
+        self._pids = running_pids(state)
         if not was_running or state.generation != self._generation:
             self._timer.cancel()
             self._generation, self._posted, self._cpu = state.generation, (), {}
@@ -144,6 +140,12 @@ class LiveSteps:
             return before
         self._cpu[pid] = now, used_s
         return min(max(0.0, used_s - used_then_s) / (now - then), _MAX_CPUS)
+
+
+def running_pids(state: AgentState) -> dict[int, int]:
+    """Return the pids of the running workers, by local rank."""
+    running = (worker for worker in state.workers.values() if worker.phase is WorkerPhase.RUNNING and worker.pid)
+    return {worker.local_rank: worker.pid for worker in running}
 
 
 def _step_s(each: WorkerProgress, before: WorkerProgress | None) -> float:
