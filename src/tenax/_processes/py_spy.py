@@ -27,6 +27,7 @@ class _Frame(msgspec.Struct):
     name: str
     filename: str = ""
     line: int = 0
+    module: str | None = None  # the library of a native frame
 
 
 class _Thread(msgspec.Struct):
@@ -88,6 +89,7 @@ def _lines(thread: _Thread) -> list[str]:
     lines = [f"Thread 0x{thread.thread_id:016x}{name} (most recent call first):"]
     for frame in thread.frames:
         is_unknown = frame.name.startswith("0x")  # an address without a symbol, which differs between processes
-        where = f'File "{frame.filename}", line {frame.line or NO_LINE}'
+        line = NO_LINE if frame.module else frame.line
+        where = f'File "{frame.module or frame.filename}", line {line}'
         lines.append(f"  {where} in {NO_LINE if is_unknown else frame.name}")
     return lines

@@ -68,7 +68,8 @@ def test_py_spy_adds_native_frames(operator: Operator) -> None:
     assert shown.out.startswith("ranks 0, 1: at "), shown
     assert re.search(r"^    /\S+\.so\S* in \w+$", shown.out, re.MULTILINE), shown
     one = operator.tenax("stacks", "run", "--rank", "1", "--native")
-    assert '"MainThread" (most recent call first):' in one.out
+    assert one.out.startswith(f"rank 1 (pid {workers[1].pid} on ")
+    assert re.search(r'^    File "\S+\.so\S*" in \w+$', one.out, re.MULTILINE), one
     operator.cluster.finish(workers)
 
 
