@@ -364,8 +364,15 @@ class WorkerLogs:
         self._writer.close_stream_duplicates(self._open_keys)
 
     def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
-        if self._live_line:
-            self._writer.live(*((one_line(text), since, until) if text and _is_in_foreground() else ("",)))
+        if not self._live_line:
+            return
+        if not text or not _is_in_foreground():
+            self._writer.live("")
+            return
+        error_file = min((path for path in self.destination.error_files.values() if path), default="")
+        is_running = since is not None and until is None and error_file
+        progress = os.path.join(os.path.dirname(error_file), "progress") if is_running else ""
+        self._writer.live(one_line(text), since, until, progress)
 
     def close(self, final_text: str = "", interrupt_descriptor: int = -1) -> None:
         """Write all pending output, then ``final_text``, and end the log writer.

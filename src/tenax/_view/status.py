@@ -299,7 +299,7 @@ def _slow_steps(seconds: float, peers_s: float) -> str:
 def _other_cpus(cpus: float, of_peers: float) -> str:
     if abs(cpus - of_peers) < _OTHER_CPUS:
         return ""
-    return f"uses {cpus:.0%} of a CPU, the others {of_peers:.0%}"
+    return f"uses {100 * cpus:.0f} % of a CPU, the others {100 * of_peers:.0f} %"
 
 
 def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:

@@ -278,7 +278,7 @@ def _worker(status: RunStatus, node: NodeStatus, local: int) -> tuple[str, ...]:
         f"{node.steps[local]:,}" if step_at else "",
         f"{_age(status, step_at)} ago" if step_at else "",
         format_duration(step_s) if step_s else "",
-        f"{_at(node.cpus, local):.0%}" if _at(node.cpus, local, -1.0) >= 0 else "",
+        f"{100 * _at(node.cpus, local):.0f} %" if _at(node.cpus, local, -1.0) >= 0 else "",
     )
 
 
