@@ -163,6 +163,11 @@ class LinkClient:
         return self.phase is LinkPhase.UNLINKED
 
     @property
+    def is_unleased(self) -> bool:
+        """Whether the workers of this node may run without a lease. Once it has left, it does not reconnect."""
+        return self.is_sole_host and not self.is_finished
+
+    @property
     def where(self) -> str:
         return f"the coordinator {self.location}".rstrip()
 
