@@ -139,8 +139,9 @@ class CoordinatorMachine(Lifecycle):
         match message:
             case messages.NodeReady():
                 self._on_ready(record, message, now)
-            case messages.WorkersRunning(_, pids):
+            case messages.WorkersRunning(_, pids, survivors):
                 record.pids = pids
+                self.state.last.survivors[node_id] = survivors
                 self._on_workers_started(record, now)
             case messages.NodeProgress(_, sent_at, workers):
                 self._on_progress(record, workers, now - sent_at, now)
@@ -300,7 +301,7 @@ class CoordinatorMachine(Lifecycle):
         if not is_other or not joined.store or not state.store:
             return joined
         if joined.is_running or joined.has_succeeded:
-            over = events.GenerationEnded(joined.generation, _LEFT_BEHIND)
+            over = events.GenerationEnded(joined.generation, _LEFT_BEHIND, stops=True)
             self._send(over, joined.node.node_id)
         if joined.is_running:
             self._await_stale(state.nodes[joined.node.node_id], now)
@@ -390,7 +391,8 @@ class CoordinatorMachine(Lifecycle):
             self._send(self._ended_event(state.generation, phase), node_id)
             return
         others_work = isinstance(phase, Running)
-        self._send(events.GenerationEnded(joined.generation, _LEFT_BEHIND, is_late=others_work), node_id)
+        over = events.GenerationEnded(joined.generation, _LEFT_BEHIND, is_late=others_work, stops=True)
+        self._send(over, node_id)
         if not joined.is_running:
             return
         if joined.generation == state.generation and not others_work:
@@ -502,7 +504,8 @@ class CoordinatorMachine(Lifecycle):
             record = state.nodes[node_id]
             record.phase = NodePhase.STALE if record.phase is NodePhase.MEMBER else NodePhase.JOINED
             record.last_rank = -1
-        self._send(events.GenerationEnded(state.generation, "a later generation exists"), *members)
+        over = events.GenerationEnded(state.generation, "a later generation exists", stops=True)
+        self._send(over, *members)
         state.last = Generation(labels=last.labels, world_size=last.world_size, formed_at=last.formed_at)
         phase.source = Unrecorded(is_renumbered=state.generation > 0)
         phase.is_broken, phase.watch = False, HangWatch()

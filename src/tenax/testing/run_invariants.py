@@ -88,6 +88,9 @@ class RunChecker:
         self._clear: set[str] = set()  # reported to be clear, and have no assignment since
         self._newly_clear = ""
         self._at_work: dict[str, int] = {}  # nodes whose workers may be alive, and their generation
+        self._holding: dict[str, int] = {}  # clear nodes that hold workers, and how many
+        self._stopping_held: set[str] = set()  # nodes that were sent to stop them
+        self._keeps_survivors = True  # after the last generation
         self._draining: set[str] = set()
         self._superseded: set[str] = set()  # replaced or refused nodes whose workers may be alive
         self._refused: set[str] = set()  # those that were refused when they joined
@@ -139,6 +142,8 @@ class RunChecker:
         self._check_ending(state, event, sends, must_end)
         if self._last is not None and step.decision is not None:
             self._last.decision = step.decision
+            self._keeps_survivors &= getattr(step.decision, "keeps_survivors", True)
+        self._follow_second_stops(state, sends)
         self._check_ledger(state, event)
         self._check_forming(state, event, sends)
         if isinstance(state.phase, run.Over):
@@ -245,7 +250,7 @@ class RunChecker:
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
             case run.RestartRequested() if self._phase is run.Running:
-                must_end = True
+                must_end, self._keeps_survivors = True, False
                 if self._last is not None:
                     self._last.is_requested = True
             case run.Received(message=messages.NodeJoined() as joined):
@@ -288,7 +293,7 @@ class RunChecker:
         if isinstance(message, messages.NodeLeft):
             return self._go(node_id, is_loss=not message.is_clear)
         if isinstance(message, messages.NodeReady):
-            return self._become_clear(node_id)
+            return self._become_clear(node_id, message.held)
         assert not isinstance(message, messages.NodeJoined), "handled before"
         if last is None or not self._is_current(node_id, message.generation):
             self._go(node_id, is_loss=True)  # a superseded node has stopped; other such messages were handled before
@@ -319,11 +324,13 @@ class RunChecker:
         last.failed |= ranks
         self._failed |= ranks
 
-    def _become_clear(self, node_id: str) -> bool:
-        if node_id in self._clear:
-            return False
+    def _become_clear(self, node_id: str, held: int) -> bool:
         if node_id in self._superseded:
             return self._go(node_id, is_loss=True)
+        self._holding[node_id] = held
+        if node_id in self._clear or (held and node_id in self._stopping_held):
+            return False
+        self._stopping_held.discard(node_id)
         self._newly_clear = node_id
         self._clear.add(node_id)
         self._at_work.pop(node_id, None)
@@ -334,8 +341,24 @@ class RunChecker:
         last.is_lost = True
         return True
 
+    def _follow_second_stops(self, state: CoordinatorState, sends: list[Send]) -> None:
+        """Follow nodes that are clear, but must stop the workers that they hold."""
+        for send in sends:
+            if isinstance(send.event, events.GenerationEnded) and send.event.stops:
+                for node_id in self._clear & set(send.to):
+                    if self._keeps_survivors or not self._holding.get(node_id):
+                        raise InvariantBroken(f"C4: {node_id} must stop held workers, which survive, or has none")
+                    self._clear.discard(node_id)
+                    self._stopping_held.add(node_id)
+                    self._at_work[node_id] = send.event.generation
+        kept = {each for each in self._clear if self._holding.get(each)} if not self._keeps_survivors else set()
+        if kept and not isinstance(state.phase, run.Over | run.Recovering):
+            raise InvariantBroken(f"C4: {_names(kept)} hold workers, but the policy does not keep them")
+
     def _go(self, node_id: str, *, is_loss: bool) -> bool:
         """Remove a node that left or was lost."""
+        self._holding.pop(node_id, None)
+        self._stopping_held.discard(node_id)
         del self._here[node_id], self._known[node_id]
         self._clear.discard(node_id)
         self._at_work.pop(node_id, None)
@@ -636,6 +659,7 @@ class RunChecker:
         self._latest, self._store = number, next(iter(parts.values())).store
         last = self._last = _Generation(number)
         self._quiet, self._is_hang_reported = set(), False
+        self._keeps_survivors = True
         last.parts = parts
         last.ranks = {node_id: part.group_rank for node_id, part in parts.items()}
         last.expected = len(parts)
@@ -764,7 +788,7 @@ class RunChecker:
             is_right = not failed and not stopped
         elif verdict.outcome is Outcome.FAILED:
             reported = self._last.failed if self._last is not None else set()
-            count = min(len(reported), _MAX_REPORTED - len(failed - own))
+            count = min(len(reported - (failed - own)), _MAX_REPORTED - len(failed - own))
             is_right = bool(own) and own <= reported and len(own) == count
         else:
             is_right = own <= self._failed
