@@ -139,6 +139,7 @@ Alone(l) ==
     /\ lead[l].proof <= Outage + Grain \/ Wrong("alone without limit")
 Idle(l) ==
     \/ lead[l].over
+    \/ MembersOf(l) = {}
     \/ /\ ~Waiting(l, {"verdict"}) \/ Wrong("idle while a decision is written")
        /\ (IF Forming(l) THEN lead[l].writes[Len(lead[l].writes)].kind = "settle" ELSE TRUE)
           \/ Wrong("idle while a decision is written")
@@ -242,7 +243,7 @@ KeepAlive(l, which, isHeard) ==
 Prove(l, which, age) ==
     /\ alive[l]
     /\ "key" \in which => lead[l].sent >= 0 /\ lead[l].sent <= age + Grain
-    /\ "record" \in which /\ Exact /\ lead[l].wrote /\ InOffice(l) => recordAge <= age + Grain
+    /\ "record" \in which /\ Exact /\ lead[l].wrote /\ InOffice(l) /\ ~record.over => recordAge <= age + Grain
     /\ lead' = [lead EXCEPT
             ![l].proof = IF "key" \notin which THEN @
                          ELSE IF Wrong("a keep-alive counts from its answer") THEN 0 ELSE Min(@, age),
