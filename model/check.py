@@ -31,7 +31,7 @@ from model.tlc import run_tlc, what_is_missing
 INVARIANTS = ("OneGenerationAtWork", "WorkersAreMembers", "WrittenFirst")
 PROPERTIES = ("NumbersGrow", "MembersStay", "NothingAfterTheVerdict", "OnlyTheLeaderWrites")
 NAMES = "abcdef"
-_HISTORIES_AT_ONCE = 100
+_HISTORIES_AT_ONCE = 125
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
