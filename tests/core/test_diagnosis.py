@@ -167,6 +167,15 @@ def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None
     assert diagnose(last, 1, is_change=False).first.evidence.stacks == odd.stacks
 
 
+@pytest.mark.parametrize(("over_at", "rank"), [(5.0, 6), (-300.0, 0)], ids=["just before the timeout", "long before"])
+def test_a_withdrawn_hang_report_does_not_decide_unless_the_timeout_ended_it(over_at: float, rank: int) -> None:
+    """An exception that is being printed is activity, so it withdraws the report of the hang that it ends."""
+    odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
+    hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=hang, hang_over_at=over_at)
+    assert first_of(last)[0] == rank
+
+
 def test_a_lost_connection_to_a_worker_that_still_runs_proves_nothing() -> None:
     assert first_of(generation(dict.fromkeys(range(7), LOST), stopped=(7,))) == (0, "peer_lost", "")
 

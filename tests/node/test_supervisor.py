@@ -70,6 +70,9 @@ class QuietLogs:
     def progress(self) -> tuple[messages.WorkerProgress, ...]:
         return self.steps
 
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        done({})
+
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         reply(f"lines of {request.node}", "")
 

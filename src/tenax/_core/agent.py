@@ -346,11 +346,7 @@ class AgentMachine(HangObserver):
         state = self.state
         if not worker.was_stopped:
             state.failures.append(self._failure(worker, fault, Evidence()))
-        elif (
-            worker.exit_code in self._stop_codes(worker)
-            and not wrote_error
-            and not self._has_stacks_to_show(worker)
-        ):
+        elif worker.exit_code in self._stop_codes(worker) and not wrote_error and not self._has_stacks_to_show(worker):
             return  # the stop signal ended it: nothing to examine
         state.last.examination.ranks.add(worker.local_rank)
         state.last.examination.until = now + state.settings.examine_s  # each worker gets the full time
@@ -538,7 +534,9 @@ class AgentMachine(HangObserver):
         """RUNNING -> STOPPING: hold the workers that opted in and stop the others, or stop all."""
         state = self.state
         living = state.last.living()
-        can_hold = any(worker.hold is not None for worker in living) and all(worker.overdue is None for worker in living)
+        can_hold = any(worker.hold is not None for worker in living) and all(
+            worker.overdue is None for worker in living
+        )
         if stops or not can_hold:
             self._stop(SIGTERM, why, state.settings.grace_s, now)
             return

@@ -11,6 +11,7 @@ D2  If every failed worker lost a peer or timed out, the first cause is the work
     the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
     out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
     If every worker of the run failed like that and some timed out, none was missing: they waited for each other.
+    A report that was withdrawn counts only if the failures followed at once: then they were the activity.
 D3  After a change of membership or on an operator's request, consequences have no other cause.
 D4  No worker is both failed and stopped.
 """
@@ -42,10 +43,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tenax._core.messages import HangReport
     from tenax._core.run_state import CoordinatorState, Generation
 
 _MAX_STOPPED_WITH_TEXTS = 32  # in a verdict, which is one message
 _MAX_MEMBERS = 1024
+_EXIT_S = 30.0  # from an exception, which may be seen as activity, to the exit of its worker
 _TIMEOUTS = frozenset({"collective_timeout", "store_timeout"})
 _NAMED = (
     re.compile(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier"),
@@ -134,9 +137,10 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
     texts = (text for each in evidence for text in (each.proof, each.message, each.traceback))
     ended = _ended_later(victims)
     named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early or rank in ended]
-    ranks = named or sorted(early) or (_silent(last, failed) if timed_out else [])
-    never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
     at = min(failure_began_at(each) for each in victims)
+    hang = _hang_at(last, at)
+    ranks = named or sorted(early) or (_silent(last, hang, failed) if timed_out else [])
+    never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
     waited = _waited(len(victims), len(timed_out))
     found = []
     for rank in ranks:
@@ -149,7 +153,7 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
             cause, reason = NEVER_JOINED, f"never joined the process group; {waited}"
         else:
             cause, reason = STOPPED_RESPONDING, f"stopped responding; {waited}"
-        found.append(_as_failure(last, number, stopped, cause, reason, at))
+        found.append(_as_failure(hang, number, stopped, cause, reason, at))
     return found
 
 
@@ -201,10 +205,16 @@ def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:
     ]
 
 
-def _silent(last: Generation, failed: set[int]) -> list[int]:
+def _hang_at(last: Generation, at: float) -> HangReport | None:
+    """Return the report of the hang in which the generation was when it failed."""
+    is_over = last.hang_over_at is not None and last.hang_over_at + _EXIT_S < at
+    return None if is_over else last.hang
+
+
+def _silent(last: Generation, hang: HangReport | None, failed: set[int]) -> list[int]:
     """Return the ranks that still ran when the others had timed out, if they are one worker or one node."""
-    if last.hang is not None and last.hang.is_odd:
-        return [rank for rank in last.hang.locations[0].ranks if rank in last.stopped]
+    if hang is not None and hang.is_odd:
+        return [rank for rank in hang.locations[0].ranks if rank in last.stopped]
     silent = [rank for rank in last.stopped if rank not in failed]
     nodes = {_part_of(last, rank) for rank in silent}
     is_one_node = len(nodes) == 1 and any(_part_of(last, rank) not in nodes for rank in failed)
@@ -222,10 +232,10 @@ def _waited(victims: int, timed_out: int) -> str:
     return f"{who} lost the connection to it" if not timed_out else f"{who} timed out or lost the connection to it"
 
 
-def _as_failure(last: Generation, number: int, stopped: Stopped, cause: str, reason: str, at: float) -> Failure:
+def _as_failure(hang: HangReport | None, number: int, stopped: Stopped, cause: str, reason: str, at: float) -> Failure:
     stacks = stopped.stacks
-    if not stacks and last.hang is not None:
-        stacks = next((each.stacks for each in last.hang.locations if stopped.global_rank in each.ranks), "")
+    if not stacks and hang is not None:
+        stacks = next((each.stacks for each in hang.locations if stopped.global_rank in each.ranks), "")
     return Failure(
         generation=number,
         local_rank=stopped.local_rank,

@@ -90,9 +90,9 @@ class Surroundings(ABC):
     def observe(self, step: Step, state: AgentState) -> None:  # noqa: B027
         """Follow a step of the agent machine, after its commands were executed."""
 
-    def enable_progress(self) -> bool:
-        """Read the workers' progress from now on. Return True if there is new progress."""
-        return False
+    def report_activity(self, done: Callable[[], None]) -> None:
+        """Post the workers' progress, then call ``done``."""
+        done()
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:  # noqa: B027
         """Learn that this process starts, or with None stops, to serve the coordinator."""
@@ -235,11 +235,14 @@ class Supervisor:
         return self._run_journal.run_step
 
     def answer(self, request: OfNode, reply: Reply) -> None:
-        from tenax._core.requests import LogsRequest
+        from tenax._core.requests import ActivityRequest, LogsRequest
 
         generation = self.machine.state.generation
         if isinstance(request, LogsRequest):
             self._logs.answer(request, reply)
+        elif isinstance(request, ActivityRequest):
+            # Reply after the progress is sent: it is posted before this call.
+            self._around.report_activity(lambda: self._loop.soon(lambda: reply("reported", "")))
         else:
             self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
@@ -263,12 +266,10 @@ class Supervisor:
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""
-        from tenax._core.requests import AgentRequest, StatusRequest, answer_safely
+        from tenax._core.requests import AgentRequest
 
         if isinstance(request, AgentRequest):
             reply(self._agent_info(), "")
-        elif isinstance(request, StatusRequest) and self._around.enable_progress():
-            self._loop.soon(lambda: answer_safely(self._control.submit, request, reply))  # after the progress is sent
         else:
             self._control.submit(request, reply)
 

@@ -112,7 +112,9 @@ def agree(
 
 def _rows(group: Group, state: State, is_whole: bool, is_in_place: bool) -> list[Row]:
     mine = Row(state.step if is_whole else _NOTHING, state._is_sharded, is_in_place)
-    return [Row(step, bool(sharded), bool(place)) for step, sharded, place in group.gather([int(each) for each in mine])]
+    return [
+        Row(step, bool(sharded), bool(place)) for step, sharded, place in group.gather([int(each) for each in mine])
+    ]
 
 
 def _transfer(
@@ -211,7 +213,9 @@ class _StoreGroup:
 
 def _bytes(buffer: Any) -> memoryview:
     if _torch.is_tensor(buffer):
-        raise TypeError("the state has tensors, which are sent through a process group: call init_process_group before agree")
+        raise TypeError(
+            "the state has tensors, which are sent through a process group: call init_process_group before agree"
+        )
     return memoryview(buffer)
 
 

@@ -66,7 +66,9 @@ class State:
 
 def _content(name: str, part: Any) -> Any:
     if type(part).__name__ == "DistributedDataParallel":
-        raise TypeError(f"state.{name} is DistributedDataParallel, which belongs to one generation: use the model itself")
+        raise TypeError(
+            f"state.{name} is DistributedDataParallel, which belongs to one generation: use the model itself"
+        )
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return part.state_dict()
     return part
@@ -77,7 +79,9 @@ def _encode(value: Any, buffers: list[Any], path: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        pairs = [[_encode(key, buffers, path), _encode(each, buffers, f"{path}[{key!r}]")] for key, each in value.items()]
+        pairs = [
+            [_encode(key, buffers, path), _encode(each, buffers, f"{path}[{key!r}]")] for key, each in value.items()
+        ]
         return {"dict": pairs}
     if isinstance(value, list | tuple):
         items = [_encode(each, buffers, f"{path}[{at}]") for at, each in enumerate(value)]
@@ -91,7 +95,9 @@ def _encode(value: Any, buffers: list[Any], path: str) -> Any:
         return value.item()
     if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
         whole = numpy.ascontiguousarray(value)
-        return _mark(buffers, whole.reshape(-1).view("u1").data, "array", whole.nbytes, whole.dtype.str, list(value.shape))
+        return _mark(
+            buffers, whole.reshape(-1).view("u1").data, "array", whole.nbytes, whole.dtype.str, list(value.shape)
+        )
     raise TypeError(
         f"state.{path} is of the type {type(value).__name__}, which cannot be sent to another rank: use plain values, "
         "tensors, arrays, or an object with state_dict and load_state_dict"

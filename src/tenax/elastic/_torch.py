@@ -143,7 +143,9 @@ class TorchGroup:
         torch = self._torch
         if is_tensor(buffer):
             return buffer.detach().contiguous().reshape(-1).view(torch.uint8)
-        return torch.frombuffer(bytearray(buffer), dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
+        return (
+            torch.frombuffer(bytearray(buffer), dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
+        )
 
     def _send(self, data: Any, rank: int) -> None:
         self._distributed.send(data.to(self._device).contiguous(), rank)
