@@ -40,6 +40,7 @@ FOLDERS = {
     "core": "machine",
     "docs": "docs",
     "e2e": "process",
+    "elastic": "unit",
     "engines": "unit",
     "events": "unit",
     "failures": "unit",

@@ -248,7 +248,7 @@ def test_a_worker_that_reported_only_a_phase_has_no_step() -> None:
     job.receive("a", messages.NodeProgress(1, 12.0, (messages.WorkerProgress(1, -1, -1, 0.0, 0.0, "loading"),)), 12.0)
     status = job.status()
     a = node(status, "a")
-    assert (a.steps, a.phases) == ((-1, -1), ("", "loading"))
+    assert (a.steps, a.phases) == ((), ("", "loading"))
     (generation,) = status.generations
     assert (generation.first_step, generation.last_step) == (-1, -1)
     assert generation.spent == Spent(starting_s=1.0, training_s=1.0)

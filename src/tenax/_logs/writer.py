@@ -154,6 +154,10 @@ class LogWriter(HelperHandle):
         """Request the last 64 KiB of these streams, including what is in their pipes."""
         self._request("tail", [list(keys)], callback)
 
+    def output_times(self, keys: Iterable[Hashable], callback: Callable[[dict[Any, float]], None]) -> None:
+        """Request when each of these streams was last read, in seconds since the epoch; those that were."""
+        self._request("output_times", [list(keys)], callback)
+
     def query(
         self,
         streams: Sequence[tuple[Hashable, str, int, int]],
@@ -290,9 +294,9 @@ class LogWriter(HelperHandle):
     def _on_message(self, message: tuple[Any, ...]) -> None:
         self._last_message_at = time.monotonic()
         kind, *values = message
-        if kind == "tails":
-            request, tails = values
-            self._answer(request, dict(tails))
+        if kind in ("tails", "output_times"):
+            request, found = values
+            self._answer(request, dict(found))
         elif kind == "query_result":
             self._answer(*values)
         elif kind == "drained":

@@ -12,9 +12,9 @@ for failure reports and log queries. It makes no decisions about the run. Invari
 
 One thread runs the loop and never blocks on a device; each device has a ``DeviceThread``. Messages (see ``writer``):
 
-    from the agent:  settings, console, open (both with a descriptor), tail, query, answer_now, print, live, drain,
-                     forget, finish
-    to the agent:    tails, query_result, drained, flushing, finished, crashed
+    from the agent:  settings, console, open (both with a descriptor), tail, output_times, query, answer_now, print,
+                     live, drain, forget, finish
+    to the agent:    tails, output_times, query_result, drained, flushing, finished, crashed
 """
 
 from __future__ import annotations
@@ -426,6 +426,10 @@ class LogWriterProcess:
             self._live, self._live_at = values, 0.0
         elif kind == "tail":
             self._send_tails(*values)
+        elif kind == "output_times":
+            request, keys = values
+            times = [(key, self._streams[key].tail.last_at) for key in keys if key in self._streams]
+            self._send(("output_times", request, [(key, at) for key, at in times if at]))
         elif kind == "query":
             self._query(*values)
         elif kind == "answer_now":
