@@ -45,6 +45,7 @@ FOLDERS = {
     "events": "unit",
     "failures": "unit",
     "failures/verdicts": "cluster",
+    "frameworks": "cluster",
     "hostile": "unit",
     "io": "unit",
     "io/etcd_client": "process",
