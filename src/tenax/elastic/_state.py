@@ -19,7 +19,7 @@ class State:
     """The state of the training, by name: ``State(model=model, optimizer=optimizer, step=0)``.
 
     The parts are attributes: ``state.step += 1``. A part is an object with ``state_dict`` and ``load_state_dict``, a
-    tensor, an array, or a plain value: None, a number, a string, bytes, or lists, tuples and dicts of these. ``step`` is
+    tensor, an array, or a plain value: None, a number, a string, bytes, or a list, tuple or dict of these. ``step`` is
     the number of completed steps. Use the model itself, not ``DistributedDataParallel``, which belongs to a generation.
 
     ``sharded``: every rank has a part of the state that no other rank has. Then the state in memory is used only if all
