@@ -46,6 +46,23 @@ def test_a_cause_comes_before_earlier_consequences() -> None:
     assert [each.global_rank for each in diagnose(last, 1, is_change=False).failures] == [5, 0]
 
 
+def mismatch(rank: int, other: int) -> Evidence:
+    text = f"Rank {rank} is running collective: ALLREDUCE, but Rank {other} is running collective: BROADCAST"
+    return Evidence(cause="collective_mismatch", message=text)
+
+
+def test_the_rank_that_most_others_differ_from_is_the_first_cause() -> None:
+    """D1: they report the same mismatch, some of them earlier."""
+    last = generation({**{rank: mismatch(rank, 5) for rank in (4, 0, 1)}, 5: mismatch(5, 0)}, stopped=(2, 3, 6, 7))
+    found = diagnose(last, 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found][:2] == [(5, False), (4, True)]
+
+
+def test_two_ranks_that_differ_are_both_causes() -> None:
+    found = diagnose(generation({1: mismatch(1, 0), 0: mismatch(0, 1)}), 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(1, False), (0, False)]
+
+
 def test_the_rank_that_stopped_responding_is_the_first_cause_of_timeouts() -> None:
     """D2, D4: with its last lines, and no longer among the stopped."""
     last = generation({rank: TIMEOUT for rank in (0, 1, 2, 3, 4, 5, 7)}, stopped=(6,))
@@ -78,6 +95,31 @@ def test_the_errors_may_name_the_rank() -> None:
     assert first_of(generation({0: named}, stopped=(1, 2, 3, 4, 5, 6, 7)))[:2] == (3, "stopped_responding")
 
 
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("The following tasks are unhealthy (stopped sending heartbeats):\n6\nThe tasks have crashed.", [6]),
+        ("Barrier timed out. Id: init::0.\n# of tasks: 1/8.\nSome timed out task names:\n7\n6\n\nRPC: /xla", [6, 7]),
+        ("Barrier timed out. Id: Shutdown::1::0.\nThe first task: 1. Some timed out task names:\n7\n6\n", []),
+    ],
+)
+def test_jax_names_the_tasks_that_it_waits_for(text: str, rank: list[int]) -> None:
+    """At shutdown it waits for those that still work, not for the one that left."""
+    assert missing_ranks([text]) == rank
+
+
+def test_a_named_rank_may_have_failed_later_because_the_others_exited() -> None:
+    """It is in the diagnosis once, as the first cause."""
+    named = Evidence(
+        cause="collective_timeout", is_consequence=True, message="Rank 3 failed to pass monitoredBarrier in 1 s"
+    )
+    last = generation({0: named, 1: LOST, 3: LOST}, stopped=(2, 4, 5, 6, 7))
+    found = diagnose(last, 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.cause) for each in found] == [
+        (3, "stopped_responding"), (0, "collective_timeout"), (1, "peer_lost")
+    ]  # fmt: skip
+
+
 def test_a_rank_that_exited_early_is_named_as_that() -> None:
     last = generation(dict.fromkeys((0, 1, 2), LOST), stopped=(4, 5, 6, 7))
     rank, cause, reason = first_of(last)
@@ -89,6 +131,26 @@ def test_a_rank_that_exited_early_is_named_as_that() -> None:
 def test_a_rank_that_never_joined_is_named_as_that() -> None:
     last = generation({rank: UNJOINED for rank in range(8) if rank != 2}, stopped=(2,))
     assert first_of(last)[:2] == (2, "never_joined")
+
+
+@pytest.mark.parametrize(("group", "cause"), [("default_pg/0", "never_joined"), ("3", "stopped_responding")])
+def test_the_key_of_a_rank_that_gloo_waits_for_names_it(group: str, cause: str) -> None:
+    """In the default group it never joined; in a later one it stopped."""
+    waits = Evidence(
+        cause="store_timeout", is_consequence=True, message=f"wait timeout after 15000ms, keys: /{group}//cpu//0/6"
+    )
+    assert first_of(generation({0: waits}, stopped=(1, 2, 3, 4, 5, 6, 7)))[:2] == (6, cause)
+
+
+def test_workers_that_all_time_out_waited_for_each_other() -> None:
+    """D2: none was missing. Those that only lost a peer are consequences."""
+    last = generation({0: LOST, **dict.fromkeys(range(1, 8), TIMEOUT)})
+    found = diagnose(last, 1, is_change=False).failures
+    assert first_of(last)[:2] == (1, "deadlock")
+    assert [(each.global_rank, each.evidence.is_consequence) for each in (found[6], found[7])] == [
+        (7, False),
+        (0, True),
+    ]
 
 
 def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None:

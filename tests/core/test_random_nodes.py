@@ -103,6 +103,7 @@ any_event = st.one_of(
         events.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])
     ),
     st.builds(events.FailureExamined, generations, ranks, evidence),
+    st.builds(events.WorkerRaised, generations, ranks),
     st.builds(events.LastLinesRead, generations, ranks, st.just(("step 1",))),
     st.builds(
         events.ScopeExpired,

@@ -127,7 +127,7 @@ def test_lines_about_a_failure_are_red_and_success_is_green(runner: Runner, envi
     runner.leave_note("go", attempt=1)
     assert terminal.wait() == 0
     red, green, end = ("", "", "") if environment else (f"{ESCAPE}[31m", f"{ESCAPE}[32m", f"{ESCAPE}[0m")
-    failed = re.escape(red) + r"tenax: rank 1 \(pid \d+\) exited with code 3" + re.escape(end)
+    failed = re.escape(red) + r"tenax: rank 1 \(pid \d+\) exited with code 3; [^\x1b]*" + re.escape(end)
     assert re.search(failed, terminal.seen)
     assert f"{green}tenax: the run succeeded: all 2 workers succeeded{end}" in terminal.seen
     assert bool(COLOUR.search(terminal.seen)) is not bool(environment)

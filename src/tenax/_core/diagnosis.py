@@ -5,10 +5,12 @@ reports, status, pages, metrics and traces show it and decide nothing themselves
 
 Invariants (tests cite the numbers):
 
-D1  Causes come before consequences, then the earliest comes first.
+D1  Causes come before consequences, then the earliest comes first. If most workers report that one of them called
+    another collective operation than they did, they are consequences of that one.
 D2  If every failed worker lost a peer or timed out, the first cause is the worker that they waited for, if it is known:
     the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
     out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
+    If every worker of the run failed like that and some timed out, none was missing: they waited for each other.
 D3  After a change of membership or on an operator's request, consequences have no other cause.
 D4  No worker is both failed and stopped.
 """
@@ -20,6 +22,7 @@ import re
 import msgspec
 
 from tenax._core.model import (
+    DEADLOCK,
     EXITED_EARLY,
     NEVER_JOINED,
     STOPPED_RESPONDING,
@@ -46,11 +49,18 @@ _MAX_MEMBERS = 1024
 _TIMEOUTS = frozenset({"collective_timeout", "store_timeout"})
 _NAMED = (
     re.compile(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier"),
+    # The addresses of gloo's ranks are keys of the store.
+    re.compile(r"wait timeout after \d+ ?ms, keys: \S*//cpu//\d+/(\d{1,9})\b"),
+    # JAX's coordination service lists tasks, one per line.
+    re.compile(r"\(stopped sending heartbeats\):\s+(\d[\d\s]{0,2000})"),
+    re.compile(r"Barrier timed out\. Id: (?!Shutdown)[^']{1,1000}?Some timed out task names:\s+(\d[\d\s]{0,2000})"),
     re.compile(r"\[([\d, ]{1,2000})\] (?:finished collective #\d+, but )?didn't join collective"),
 )
-# From c10d's store and JAX's coordination service: some workers never connected.
+_DIFFERS = re.compile(r"but Rank (\d{1,9}) is running collective")
+# From c10d's store, gloo and JAX's coordination service: some workers never connected.
 _NEVER_JOINED = re.compile(
-    r"waiting for clients|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
+    r"waiting for clients|keys: /default_pg/0//cpu//"
+    r"|CoordinationService/RegisterTask|Timed out .*register_?task|waiting for .*tasks? to (?:connect|register)"
 )
 
 
@@ -66,9 +76,12 @@ def diagnosis_of(state: CoordinatorState) -> Diagnosis:
 def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
     """Return what happened to this generation, as far as its members have reported."""
     is_change |= bool(last.lost or last.drained or last.is_uncharged)
-    failures = sorted(last.failures.values(), key=by_cause)
+    failures = sorted(_after_odd_one(list(last.failures.values())), key=by_cause)
     if failures and failures[0].evidence.is_consequence and not is_change:
-        failures = [*_awaited(last, number, failures), *failures]
+        awaited = _awaited(last, number, failures)
+        named = {each.global_rank for each in awaited}
+        rest = [each for each in failures if each.global_rank not in named]
+        failures = [*awaited, *rest] if awaited else sorted(_deadlocked(last, failures), key=by_cause)
     failed = {failure.global_rank for failure in failures}
     stopped = [each for rank, each in last.stopped.items() if rank not in failed]
     left = [Departure(label, "lost", why) for label, why in last.lost.items()]
@@ -98,7 +111,7 @@ def missing_ranks(texts: Iterable[str]) -> list[int]:
     for text in texts:
         for pattern in _NAMED:
             for match in pattern.finditer(text):
-                found.update(int(number) for number in match[1].split(",") if 0 < len(number.strip()) < 10)
+                found.update(int(number) for number in re.findall(r"\d+", match[1]) if len(number) < 10)
     return sorted(found)
 
 
@@ -112,17 +125,19 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
         for node_id, part in last.parts.items()
         if node_id in known
         for rank in range(part.first_rank, part.first_rank + part.slots)
-        if rank not in failed and rank not in last.stopped
+        if rank not in failed and rank not in last.stopped and rank not in last.held
     }
-    texts = (text for each in victims for text in (each.evidence.proof, each.evidence.message))
-    named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early]
+    evidence = (each.evidence for each in victims)
+    texts = (text for each in evidence for text in (each.proof, each.message, each.traceback))
+    ended = _ended_later(victims)
+    named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early or rank in ended]
     ranks = named or sorted(early) or (_silent(last, failed) if timed_out else [])
     never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
     at = min(failure_began_at(each) for each in victims)
     waited = _waited(len(victims), len(timed_out))
     found = []
     for rank in ranks:
-        stopped = last.stopped.get(rank)
+        stopped = last.stopped.get(rank) or ended.get(rank)
         if stopped is None:
             part = early[rank]
             cause, reason = EXITED_EARLY, f"exited with code 0 while others still ran; {waited}"
@@ -133,6 +148,54 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
             cause, reason = STOPPED_RESPONDING, f"stopped responding; {waited}"
         found.append(_as_failure(last, number, stopped, cause, reason, at))
     return found
+
+
+def _ended_later(victims: list[Failure]) -> dict[int, Stopped]:
+    """Return the victims that failed after the first one: the exit of those that waited may have ended them."""
+    first_at = min(failure_began_at(each) for each in victims)
+    return {
+        each.global_rank: Stopped(
+            each.local_rank,
+            each.global_rank,
+            each.pid,
+            each.exit_code,
+            host=each.host,
+            last_lines=each.evidence.last_lines,
+            log_file=each.evidence.log_file,
+        )
+        for each in victims
+        if failure_began_at(each) > first_at
+    }
+
+
+def _after_odd_one(failures: list[Failure]) -> list[Failure]:
+    """Return the failures; those that differ from one rank in their collective operation as consequences (D1)."""
+    mismatched = {each.global_rank: each for each in failures if each.evidence.cause == "collective_mismatch"}
+    named = {rank: _DIFFERS.search(each.evidence.message) for rank, each in mismatched.items()}
+    others = [int(match[1]) for rank, match in named.items() if match is not None and int(match[1]) != rank]
+    odd = next((rank for rank in mismatched if 2 * others.count(rank) > len(mismatched)), None)
+    if odd is None:
+        return failures
+    return [
+        each
+        if each.global_rank == odd or each.global_rank not in mismatched
+        else msgspec.structs.replace(each, evidence=msgspec.structs.replace(each.evidence, is_consequence=True))
+        for each in failures
+    ]
+
+
+def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:
+    """Return the failures; if all workers failed, those that timed out are causes: no worker was missing (D2)."""
+    if len(victims) < last.world_size:
+        return victims
+    return [
+        msgspec.structs.replace(
+            each, evidence=msgspec.structs.replace(each.evidence, cause=DEADLOCK, is_consequence=False)
+        )
+        if each.evidence.cause in _TIMEOUTS
+        else each
+        for each in victims
+    ]
 
 
 def _silent(last: Generation, failed: set[int]) -> list[int]:

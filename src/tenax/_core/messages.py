@@ -39,6 +39,7 @@ from tenax._core.bounds import (
 from tenax._core.model import Failure, Failures, StoppedWorkers
 
 MAX_HOST_ADDRESSES = 16  # that a node announces
+WorkerCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOTS)]
 Frames = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_FRAMES)]
 # One more than a node announces: the coordinator adds the source address of the connection.
 HostAddresses = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_HOST_ADDRESSES + 1)]
@@ -84,7 +85,7 @@ class NodeJoined(Message, frozen=True):
 
 
 class NodeReady(Message, frozen=True):
-    """The node is clear and can join the next generation."""
+    """The node is clear, or holds workers, and can join the next generation."""
 
     generation: Generation  # the last one that this node was a member of
     # Where this node hosts the workers' store if it becomes rank 0; filled in by the edge.
@@ -92,6 +93,7 @@ class NodeReady(Message, frozen=True):
     store_port: Port = 0
     is_agent_store: bool = False
     addresses: HostAddresses = ()  # of this host: possible source addresses of its workers' connections to a store
+    held: WorkerCount = 0  # number of workers that it holds
 
 
 class WorkersRunning(Message, frozen=True):
@@ -99,6 +101,7 @@ class WorkersRunning(Message, frozen=True):
 
     generation: Generation
     pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_SLOTS)]  # by local rank
+    survivors: WorkerCount = 0  # how many of them took part in the generation before
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -129,13 +132,14 @@ class FailureSeen(Message, frozen=True):
 
 
 class NodeStopped(Message, frozen=True):
-    """All workers of this generation have exited, not all of them successfully, and the node is clear."""
+    """All workers of this generation have exited, not all of them successfully, or are held; the node is clear."""
 
     generation: Generation
     sent_at: Time
     failures: Failures = ()
     stopped: StoppedWorkers = ()
     was_cut_off: bool = False  # the lease expired: failures on other nodes may be a consequence
+    held: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_SLOTS)] = ()  # global ranks of the held workers
 
 
 class NodeSucceeded(Message, frozen=True):

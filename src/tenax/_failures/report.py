@@ -45,6 +45,7 @@ _CONSEQUENCES = {  # what a victim did; follows its name
     "jax_peer_lost": "was ended by JAX's coordination service",
     "collective_timeout": "timed out in a collective operation",
     "store_timeout": "timed out waiting for the store",
+    "collective_mismatch": "called another collective operation than it",
 }
 _UNKNOWN_CAUSE = "Unknown: every failed worker lost a peer or timed out waiting for one."
 _NOT_THE_CAUSE = " (a consequence; the cause is unknown)"

@@ -25,7 +25,7 @@ from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax._node.notice_file import NoticeFile
 from tenax._node.signals import SignalSource, parse_signals
 from tenax._node.sinks import Views, open_sinks
-from tenax._node.supervisor import Supervisor, Surroundings, inherited_stdin
+from tenax._node.supervisor import SURVIVOR_VARIABLE, Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 from tenax._node.workers import decide_placements, make_entrypoint
 
@@ -50,7 +50,13 @@ if TYPE_CHECKING:
 
 JOURNAL_NAME = "journal.jsonl"
 # Variables that are set when a worker starts, besides those of ``_core.environment``.
-_SET_AT_START = ("TORCHELASTIC_ERROR_FILE", NOTICE_VARIABLE, "TORCH_WORKER_SERVER_SOCKET", TORCHELASTIC_TIMER_FILE)
+_SET_AT_START = (
+    "TORCHELASTIC_ERROR_FILE",
+    NOTICE_VARIABLE,
+    "TORCH_WORKER_SERVER_SOCKET",
+    TORCHELASTIC_TIMER_FILE,
+    SURVIVOR_VARIABLE,
+)
 
 _SAMPLE_AFTER_S = 1.0  # when hang detection starts
 
@@ -327,6 +333,7 @@ class Node(Surroundings):
             scopes=self.scopes,
             log_dir=self.log_dir,
             has_control_socket=True,
+            has_survivors=True,
         )
 
     def _open_scopes(self, timer_file: str) -> None:

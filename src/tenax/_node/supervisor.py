@@ -6,6 +6,7 @@ journal of an agent that died shows what it was about to do.
 
 from __future__ import annotations
 
+import _socket  # `socket` itself is a slow import
 import os
 import time
 from abc import ABC, abstractmethod
@@ -17,6 +18,7 @@ from tenax._core.agent import AgentMachine, messages_on_connecting
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
+from tenax._io.interfaces import Watchable
 from tenax._node.journal import Step
 from tenax._node.messages import lines_for, live_line
 
@@ -45,11 +47,16 @@ if TYPE_CHECKING:
     )
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
+    from tenax._node.error_files import ErrorFiles
     from tenax._node.journal import Journal
     from tenax._node.run_journal import RunJournal
+    from tenax._node.worker_channel import WorkerChannel
 
 
 _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
+# A worker finds the number of its channel's descriptor in this variable. High, so that it replaces no file that modules
+# of a warm worker have opened.
+SURVIVOR_VARIABLE, SURVIVOR_DESCRIPTOR = "TENAX_ELASTIC_FD", 199
 _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 
 
@@ -109,7 +116,9 @@ class Supervisor:
         scopes: ScopeWatch | None = None,
         log_dir: str = "",
         has_control_socket: bool = False,
+        has_survivors: bool = False,
     ) -> None:
+        """``has_survivors``: workers may opt in to take part in several generations."""
         self.settings = settings
         self.policy = policy
         self.machine = AgentMachine(settings)
@@ -122,11 +131,14 @@ class Supervisor:
         self._journal = journal
         self._run_journal: RunJournal | None = None
         self._scopes = scopes  # None: scopes are not watched
+        self._error_files: ErrorFiles | None = None  # opened when workers are stopped
         self._verdict: Verdict | None = None
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
         self._has_control_socket = has_control_socket
+        self._has_survivors = has_survivors and entrypoint.can_survive
+        self._channels: dict[int, WorkerSocket] = {}  # by local rank
         self._control_socket: ControlSocket | None = None
         self._since = 0.0  # when it began, in seconds since the epoch
 
@@ -161,7 +173,11 @@ class Supervisor:
                 self._stay_for_followers(followed_for)
         finally:
             self._processes.close()
+            for local_rank in list(self._channels):
+                self._close_channel(local_rank)
             self._entrypoint.close()
+            if self._error_files is not None:
+                self._error_files.close()
             self._control.close()
             if self._has_control_socket:
                 self._write_note(self._control_socket.path if self._control_socket is not None else "", time.time())
@@ -338,12 +354,18 @@ class Supervisor:
         """Post an event of the processes, after collecting the result of a worker that exited."""
         match event:
             case events.NodeCleared(generation):
+                if self._error_files is not None:
+                    self._error_files.close()
                 # Post the final progress before the end of the generation.
                 if progress := self._logs.progress():
                     self._loop.post(events.ProgressSeen(generation, progress))
-            case events.WorkerStarted(_, local_rank) | events.WorkerStartFailed(_, local_rank):
+            case events.WorkerStarted(_, local_rank):
+                self._entrypoint.release(local_rank)
+            case events.WorkerStartFailed(generation, local_rank):
+                self._close_channel(local_rank, generation)
                 self._entrypoint.release(local_rank)
             case events.WorkerExited(generation, local_rank, exit_code):
+                self._close_channel(local_rank, generation)
                 fault = self._entrypoint.collect(local_rank, exit_code)
                 wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
                 event = events.WorkerExited(
@@ -383,13 +405,20 @@ class Supervisor:
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
+                self._watch_error_files(generation)
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
             case commands.EndWorker(generation=generation, local_rank=local_rank, signal=number):
                 self._processes.end(generation, local_rank, number)
-            case commands.ClearNode(generation):
-                self._processes.clear(generation)
+            case commands.HoldWorkers(generation, local_ranks, why):
+                for local_rank in local_ranks:
+                    if (channel := self._channels.get(local_rank)) is not None:
+                        channel.opened().end(generation, why)
+            case commands.StopWorker(generation=generation, local_rank=local_rank, signal=number):
+                self._processes.end(generation, local_rank, number)
+            case commands.ClearNode(generation, held):
+                self._processes.clear(generation, held)
             case commands.KillNode(generation):
                 self._processes.kill(generation)
             case commands.Finish(verdict):
@@ -401,26 +430,38 @@ class Supervisor:
             case _:
                 assert_never(command)
 
+    def _watch_error_files(self, generation: int) -> None:
+        from tenax._node.error_files import ErrorFiles
+
+        if self._error_files is None:
+            self._error_files = ErrorFiles(self._loop, self._loop.post)
+        self._error_files.watch(generation, self._logs.error_files())
+
     def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
         return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))
 
     def _start_workers(self, command: commands.StartWorkers) -> None:
-        generation = command.assignment.generation
+        generation, survivors = command.assignment.generation, command.survivors
         added = self._around.environments(command)
+        for rank in survivors:  # first: a survivor goes on while the others start
+            self._continue_worker(generation, rank, added[rank])
         try:
-            outputs = self._logs.prepare(generation, added)
+            outputs = self._logs.prepare(generation, added, survivors)
         except OSError as error:
             reason = f"could not create a pipe for its output: {error.strerror} (see 'ulimit -n')"
-            for rank in added:
+            for rank in added.keys() - set(survivors):
                 self._loop.post(events.WorkerStartFailed(generation, rank, reason))
             return
         inherited = inheritable_environ()
-        for rank, own in added.items():
-            output = outputs[rank]
-            env = {**inherited, **own, **output.env}
+        for rank, output in outputs.items():
+            channel = self._open_channel(generation, rank)
+            variable = {} if channel is None else {SURVIVOR_VARIABLE: str(SURVIVOR_DESCRIPTOR)}
+            env = {**inherited, **added[rank], **output.env, **variable}
             try:
                 launch = self._around.bind(rank, self._entrypoint.launch(rank, env))
                 streams = {**inherited_stdin(), 1: output.stdout, 2: output.stderr}
+                if channel is not None:
+                    streams[SURVIVOR_DESCRIPTOR] = channel.fileno()
                 launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, **streams})
                 self._processes.start(generation, rank, launch)
             except Exception as error:
@@ -431,6 +472,72 @@ class Supervisor:
             finally:
                 os.close(output.stdout)
                 os.close(output.stderr)
+                if channel is not None:
+                    channel.close()
+
+    # --- survivors ----------------------------------------------------------------------------------------------------
+
+    def _open_channel(self, generation: int, local_rank: int) -> _socket.socket | None:
+        """Open the channel to a new worker. Return its end, which the caller closes; None: there is none."""
+        self._close_channel(local_rank)
+        if not self._has_survivors:
+            return None
+        try:
+            ours, theirs = _socket.socketpair()
+        except OSError:  # too many open files: the worker cannot opt in
+            return None
+        self._channels[local_rank] = WorkerSocket(ours, generation, local_rank, self._loop)
+        return theirs
+
+    def _close_channel(self, local_rank: int, generation: int | None = None) -> None:
+        """Close the channel to a worker, if it is one of this generation."""
+        channel = self._channels.get(local_rank)
+        if channel is not None and generation in (None, channel.generation):
+            channel.close()
+
+    def _continue_worker(self, generation: int, local_rank: int, env: dict[str, str]) -> None:
+        channel = self._channels[local_rank]  # closed if the worker has just exited, which ``adopt`` reports
+        self._processes.adopt(channel.generation, local_rank, generation)
+        channel.generation = generation
+        channel.opened().begin(generation, env)
+
+
+class WorkerSocket(Watchable):
+    """The agent's end of the channel to one worker. What it means is in ``worker_channel``: most workers never use it."""
+
+    def __init__(self, sock: _socket.socket, generation: int, local_rank: int, loop: Loop) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.generation = generation  # of the worker
+        self.local_rank = local_rank
+        self.loop = loop
+        self._channel: WorkerChannel | None = None
+        loop.watch(self)
+
+    def opened(self) -> WorkerChannel:
+        if self._channel is None:
+            from tenax._node.worker_channel import WorkerChannel
+
+            self._channel = WorkerChannel(self)
+        return self._channel
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def on_readable(self) -> None:
+        self.opened().on_readable()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self._channel is not None and self._channel.wants_to_write
+
+    def on_writable(self) -> None:
+        self.opened().flush()
+
+    def close(self) -> None:
+        if self.sock.fileno() >= 0:
+            self.loop.unwatch(self)
+            self.sock.close()
 
 
 def inherited_stdin() -> dict[int, int]:

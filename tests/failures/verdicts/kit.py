@@ -19,7 +19,7 @@ from tenax._view.cause import meaning_of
 from .corpus import Seed
 
 _HERE = Path(__file__).parent
-_NODE_FIELDS = {"log_dir", "journal", "host", "began_at", "failed_at"}  # differ between nodes
+NODE_FIELDS = {"log_dir", "journal", "host", "began_at", "failed_at"}  # differ between nodes
 _numbers = itertools.count(1)
 _GROUPS = (
     (Path("/sys/fs/cgroup/memory"), {"memory.limit_in_bytes": 48 << 20}),
@@ -125,7 +125,7 @@ def _check(seed: Seed, texts: list[str], reports: list[dict[str, Any]], codes: l
 def _errors(seed: Seed, texts: list[str], reports: list[dict[str, Any]], codes: list[int]) -> Iterator[str]:
     if 0 in codes or len(set(codes)) > 1:
         yield f"the agents exited with {codes}"
-    shared = [{key: value for key, value in report.items() if key not in _NODE_FIELDS} for report in reports]
+    shared = [{key: value for key, value in report.items() if key not in NODE_FIELDS} for report in reports]
     if any(each != shared[0] for each in shared):
         yield "the reports of the nodes differ"
     report = shared[0]

@@ -236,7 +236,7 @@ def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) ->
     """The streams were open when they were copied; before the answer came they got more lines, and ended."""
     generations = {1: ({0: 0}, LogsDest())}
     log_writer = SlowLogWriter()
-    answers = LogQueries(cast("LogWriter", log_writer), generations)
+    answers = LogQueries(cast("LogWriter", log_writer), generations, {})
     received: list[LogAnswer] = []
 
     def request(cursor: str) -> None:

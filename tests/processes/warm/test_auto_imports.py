@@ -21,6 +21,7 @@ PACKAGES = {
     "small.py": "import other",
     "other.py": "",
     "third.py": "",
+    "torch.py": "",
 }
 LOOK = """
 import json, sys
@@ -82,6 +83,7 @@ def project(tmp_path: Path) -> Project:
         pytest.param("from big import nn, Tensor", ["big", "big.nn"], id="modules and other names"),
         pytest.param("from big.nn import *", ["big.nn"], id="everything"),
         pytest.param("import third\nimport big\nimport third", ["third", "big"], id="order"),
+        pytest.param("import third\nimport torch", ["torch", "third"], id="foundations first"),
         pytest.param("from big import (\n    optim,\n    nn,\n)", ["big", "big.optim", "big.nn"], id="brackets"),
         pytest.param("'''\nimport big\n'''", [], id="in a text"),
         pytest.param("# import big", [], id="in a comment"),

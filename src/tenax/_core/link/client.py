@@ -176,7 +176,7 @@ class LinkClient:
 
     def next_deadline(self) -> float | None:
         deadlines = (self._handshake_until, self._beat_at, self._guard_at)
-        return min((each for each in deadlines if each is not None), default=None)
+        return min([each for each in deadlines if each is not None], default=None)
 
     def tick(self, now: float, *, has_all_arrived: bool = False) -> list[Output]:
         """``has_all_arrived``: the peer's host has acknowledged every byte, so a silent coordinator is only busy."""

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAX_FILES = 500
+# Packages that others import and that import none of those. A module that must be left out often imports one of these
+# before that is found: if it is imported already, its import is not lost.
+_FOUNDATIONS = frozenset({"jax", "jaxlib", "numpy", "pandas", "scipy", "tensorflow", "torch"})
 _HARMLESS_CALLS = ("warnings", "logging")  # modules whose functions change no import
 
 
 def third_party_imports(script: "tuple[str, bool]") -> "tuple[list[str], dict[str, str]]":
-    """Return dotted names in the order of import; the script's folder is first on ``sys.path``.
+    """Return dotted names; the script's folder is first on ``sys.path``.
 
-    Also return the first module whose import comes too late to be predicted, with the reason.
+    They are in the order of import, except that torch and other foundations come first. Also return the first module
+    whose import comes too late to be predicted, with the reason.
     """
     reading = _Scan(script)
     further = _Scan(script, to_the_end=True)
@@ -32,7 +36,8 @@ def third_party_imports(script: "tuple[str, bool]") -> "tuple[list[str], dict[st
     why = (
         f"{reading.end}, runs before its import and may affect it; --preload {','.join(missed[:1])} preloads it anyway"
     )
-    return list(reading.found), dict.fromkeys(missed[:1], why)
+    found = sorted(reading.found, key=lambda name: name.partition(".")[0] not in _FOUNDATIONS)
+    return found, dict.fromkeys(missed[:1], why)
 
 
 class _Scan:

@@ -171,6 +171,8 @@ class AgentProcess(Process):
                 case client.SendFrame(frame):
                     if self.connection is not None:
                         self.connection.send(frame)
+                case client.Hold(seconds):
+                    self.keeper.hold(seconds)
                 case client.Close(is_finished):
                     if is_finished and self.connection is not None:
                         self.connection.close()
@@ -184,8 +186,6 @@ class AgentProcess(Process):
                     self._reconnect(reason, was_linked=was_linked)
                 case client.Emit(event):
                     self._on_event(event)
-                case client.Hold(seconds):
-                    self.keeper.hold(seconds)
                 case client.Print(text):
                     self._note(text)
                 case client.Forward():

@@ -133,6 +133,8 @@ class Liveness:
             return True
         if cluster.server is None:
             return self._only_latecomers(agents)
+        if not all(agent.client.is_linked for agent in agents):
+            return False  # the run may end before it is back, and it ends only by giving up
         state = cluster.server.state
         is_deposed = cluster.setup.has_etcd and not cluster.etcd.is_led_by(cluster.server)
         if not isinstance(state.phase, Running) or is_deposed:
