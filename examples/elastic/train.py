@@ -24,6 +24,9 @@ import time
 from pathlib import Path
 
 import torch
+
+# The first optimizer of a process imports this module, which takes a second. Here, the template does it (--preload).
+import torch._dynamo
 import torch.distributed as dist
 
 # DDP imports this module too, but later, when a group exists. Its functions would keep that group as a default value.
@@ -46,8 +49,8 @@ def main() -> None:
             dist.init_process_group("gloo")
             generation.agree(state, restore=lambda state: load(args.folder, state))
             print(f"rank {generation.rank} (pid {os.getpid()}): generation {generation.number}, step {state.step}")
-            # find_unused_parameters: sum the gradients of every step in the same order, for the sake of --chain.
-            replica = DistributedDataParallel(model, find_unused_parameters=True)
+            # find_unused_parameters makes the first step of a replica sum the gradients in the order of all others.
+            replica = DistributedDataParallel(model, find_unused_parameters=args.chain)
             while state.step < args.steps:
                 inputs = batch(state.step, generation.rank)
                 optimizer.zero_grad()
