@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -14,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from kit.jobs import TENAX, Runner
-from kit.processes import TIMEOUT_S, Program, leaving_nothing, on_linux, program
+from kit.processes import TIMEOUT_S, Program, leaving_nothing, needs_torch, on_linux, program
 from tenax.cli.ask import Answer, Question, ask_worker, parse_question, sockets_at
 from tenax.cli.flags import UsageError
 
 __all__ = ["program"]
 
 pytestmark = on_linux
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:

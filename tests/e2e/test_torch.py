@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
-import pytest
-
 from kit.jobs import Runner, holders, is_alive
+from kit.processes import needs_torch
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+pytestmark = needs_torch
 
 # A small training loop that saves its step; rank 1 is killed during the first DEATHS attempts.
 TRAIN = """

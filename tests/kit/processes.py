@@ -6,6 +6,7 @@ Nothing here sleeps to hide a race. ``until`` is for conditions that nothing ann
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import signal
@@ -37,6 +38,8 @@ UNPRIVILEGED_UID = 65534
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 # Python 3.12 and later warn about this; the tests do it on purpose.
 forks_with_threads = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+# For tests whose other processes import torch. ``importorskip`` would import it here too, for two seconds.
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 
 

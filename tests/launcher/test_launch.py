@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.processes import Program, forks_with_threads, leaving_nothing, on_linux, program
+from kit.processes import Program, forks_with_threads, leaving_nothing, needs_torch, on_linux, program
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History, Wait
 from tenax._logs.specs import DefaultLogsSpecs
@@ -75,7 +74,7 @@ def reduce_and_leave(times: int) -> float:
     return float(total[0])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@needs_torch
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_process_group_that_is_not_destroyed_does_not_fail_the_run(config: Make, method: str) -> None:
     """No worker aborts at exit because a peer has left or a thread of torch outlives the interpreter."""
