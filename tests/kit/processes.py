@@ -25,6 +25,7 @@ import msgspec
 import pytest
 
 import tenax
+from kit.descriptors import descriptors
 from tenax._core.events import AnyEvent, WorkerExited, WorkerStartFailed
 from tenax._io.interfaces import Launch, Processes
 
@@ -189,15 +190,6 @@ def launch(argv: list[str], env: Mapping[str, str] | None = None, **options: Any
 
 
 # --- nothing is left behind -------------------------------------------------------------------------------------------
-
-
-def descriptors() -> dict[int, str]:
-    """Return every open descriptor of this process and its target."""
-    found = {}
-    for entry in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor of the listing
-            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
-    return found
 
 
 def children() -> set[int]:
