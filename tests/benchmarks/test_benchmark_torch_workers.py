@@ -14,10 +14,9 @@ from benchmarks.report import BASELINE, OURS
 from benchmarks.samples import Samples
 
 from benchmarks import memory, torch_workers
-from kit.processes import needs_torch
+from kit.processes import TIMEOUT_S, needs_torch
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
-TIMEOUT_S = 30
 
 
 def samples_of(what: str, torchrun: float, tenax: float) -> Samples:

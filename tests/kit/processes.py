@@ -32,7 +32,7 @@ from tenax._io.interfaces import Launch, Processes
 T = TypeVar("T")
 E = TypeVar("E")
 
-TIMEOUT_S = 30.0  # generous, for busy machines
+TIMEOUT_S = 100.0  # ends a wait for what never comes; on a busy machine torch takes half a minute to import
 AT_ONCE_S = 1.0  # the documented limit after an agent was killed
 UNPRIVILEGED_UID = 65534
 
