@@ -9,8 +9,6 @@ import os
 import signal
 from itertools import pairwise
 
-import pytest
-
 from kit.processes import TIMEOUT_S, needs_torch
 
 from .cluster import Cluster
