@@ -207,8 +207,9 @@ def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:
 
 def _hang_at(last: Generation, at: float) -> HangReport | None:
     """Return the report of the hang in which the generation was when it failed."""
-    is_over = last.hang_over_at is not None and last.hang_over_at + _EXIT_S < at
-    return None if is_over else last.hang
+    hang = last.hang
+    is_over = hang is None or (hang.over_at is not None and hang.over_at + _EXIT_S < at)
+    return None if is_over else hang.report
 
 
 def _silent(last: Generation, hang: HangReport | None, failed: set[int]) -> list[int]:

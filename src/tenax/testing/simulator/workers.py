@@ -100,7 +100,9 @@ class Keeper:
         cluster = self.cluster
         formation = cluster.checks.granted(self.agent, assignment)
         before, self.workers = self.workers, {}
-        cluster.checks.kept(self.agent, assignment, [worker for worker in before.values() if worker.is_alive], survivors)
+        cluster.checks.kept(
+            self.agent, assignment, [worker for worker in before.values() if worker.is_alive], survivors
+        )
         self._starting, self._unadopted = [], [before[local_rank] for local_rank in survivors]
         at = cluster.schedule.now
         for local_rank in survivors:
@@ -214,7 +216,9 @@ class Keeper:
     def _close_channel(self, worker: Worker) -> None:
         if worker.is_alive and self.workers.get(worker.local_rank) is worker and not worker.is_deaf:
             worker.is_deaf = True
-            self._emit_from(worker, events.WorkerOptedOut(worker.generation, worker.local_rank, "it closed its channel"))
+            self._emit_from(
+                worker, events.WorkerOptedOut(worker.generation, worker.local_rank, "it closed its channel")
+            )
 
     def end(self, generation: int, local_ranks: tuple[int, ...]) -> None:
         """Send workers the end of their generation."""
