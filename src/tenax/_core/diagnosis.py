@@ -208,8 +208,9 @@ def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:
 def _hang_at(last: Generation, at: float) -> HangReport | None:
     """Return the report of the hang in which the generation was when it failed."""
     hang = last.hang
-    is_over = hang is None or (hang.over_at is not None and hang.over_at + _EXIT_S < at)
-    return None if is_over else hang.report
+    if hang is None or (hang.over_at is not None and hang.over_at + _EXIT_S < at):
+        return None
+    return hang.report
 
 
 def _silent(last: Generation, hang: HangReport | None, failed: set[int]) -> list[int]:
