@@ -245,7 +245,7 @@ class Keeper:
 
     def _die_held(self, worker: Worker) -> None:
         if worker.is_alive and worker.is_held and self._is_reachable:
-            if self.cluster.survivor_rng.random() < self.cluster.behaviour.leaves_behind:
+            if self.cluster.survivor_rng.random() < 0.5:
                 self.leftovers = worker.formation
             self._exit(worker, -SIGKILL)
 
@@ -392,8 +392,17 @@ class Keeper:
                 self._exit(worker, -SIGKILL)
         if self.leftovers is not None and self.cluster.rng.random() < 0.5:
             return  # they ignore SIGTERM
+        if held:
+            clears_s = self.cluster.behaviour.clears_within_s * self.cluster.survivor_rng.random()
+            self.cluster.schedule.after(clears_s, self._finish_clearing, generation, held)
+            return
         self.leftovers = None
         self._report_if_clear()
+
+    def _finish_clearing(self, generation: int, held: tuple[int, ...]) -> None:
+        if (generation, held) == (self._is_clearing, self._spared):  # else there was another command
+            self.leftovers = None
+            self._report_if_clear()
 
     def _killed(self, generation: int) -> None:
         if not self._has_workers_of(generation):
