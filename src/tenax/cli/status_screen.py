@@ -44,6 +44,7 @@ _WORKER_COLUMNS = (
     Column("LAST STEP", 8, is_right=True),
     Column("PER STEP", 5, is_right=True),
     Column("CPU", 3, is_right=True),
+    Column("GPU", 3, is_right=True),
 )
 
 
@@ -278,7 +279,10 @@ def _worker(status: RunStatus, node: NodeStatus, local: int) -> tuple[str, ...]:
         f"{node.steps[local]:,}" if step_at else "",
         f"{_age(status, step_at)} ago" if step_at else "",
         format_duration(step_s) if step_s else "",
-        f"{100 * _at(node.cpus, local):.0f} %" if _at(node.cpus, local, -1.0) >= 0 else "",
+        *(
+            f"{100 * share:.0f} %" if share >= 0 else ""
+            for share in (_at(of, local, -1.0) for of in (node.cpus, node.gpus))
+        ),
     )
 
 
