@@ -276,11 +276,10 @@ def test_a_rank_that_is_slower_than_its_peers_is_named(
     step_s: tuple[float, ...], cpus: tuple[float, ...], gpus: tuple[float, ...], slow: tuple[str, ...]
 ) -> None:
     nodes = [
-        NodeStatus(
-            name, name, name, "working", 0.0, 2, index, 2 * index, step_s=step_s[of], cpus=cpus[of], gpus=gpus[of]
-        )
+        NodeStatus(name, name, name, "working", 0.0, 2, index, first, step_s=step_s[of], cpus=cpus[of], gpus=gpus[of])
         for index, name in enumerate("ab")
-        for of in [slice(2 * index, 2 * index + 2)]
+        for first in [2 * index]
+        for of in [slice(first, first + 2)]
     ]
     assert slow_ranks(nodes) == slow
 
