@@ -58,6 +58,12 @@ def test_the_rank_that_most_others_differ_from_is_the_first_cause() -> None:
     assert [(each.global_rank, each.evidence.is_consequence) for each in found][:2] == [(5, False), (4, True)]
 
 
+def test_the_rank_that_could_not_write_its_part_of_a_checkpoint_is_the_first_cause() -> None:
+    full = Evidence(cause="disk_full", message="CheckpointException: CheckpointException ranks:dict_keys([2])")
+    found = diagnose(generation(dict.fromkeys((5, 2), full), stopped=(0, 1, 3, 4, 6, 7)), 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(2, False), (5, True)]
+
+
 def test_two_ranks_that_differ_are_both_causes() -> None:
     found = diagnose(generation({1: mismatch(1, 0), 0: mismatch(0, 1)}), 1, is_change=False).failures
     assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(1, False), (0, False)]

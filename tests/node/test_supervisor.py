@@ -107,6 +107,7 @@ class FakeEntrypoint:
     """Implements ``ports.Entrypoint``: returns a value for every worker and records the calls."""
 
     name = "train"
+    can_survive = True
 
     def __init__(self) -> None:
         self.launched: list[tuple[int, dict[str, str]]] = []

@@ -146,15 +146,16 @@ class AgentMachine(HangObserver):
             case events.LeaveRequested(why):
                 self._on_leave_requested(Leave(SIGTERM, why), None, now)
             case events.ProgressSeen(generation, workers):
-                if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-                    self._send(messages.NodeProgress(generation, now, workers))
+                self._on_progress(generation, workers, now)
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
             case events.WorkerStartFailed(generation, local_rank, reason, exit_code, ended_at):
-                exited = events.WorkerExited(
-                    generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
+                self._on_worker_ended(
+                    events.WorkerExited(
+                        generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
+                    ),
+                    now,
                 )
-                self._on_worker_ended(exited, now)
             case events.WorkerExited():
                 self._on_worker_ended(event, now)
             case events.WorkerOptedIn(_, local_rank, timeout_s):
@@ -294,6 +295,10 @@ class AgentMachine(HangObserver):
             self._commands.append(commands.ForwardNotice(self.state.generation, host, why, in_s))
 
     # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _on_progress(self, generation: int, workers: tuple[messages.WorkerProgress, ...], now: float) -> None:
+        if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
+            self._send(messages.NodeProgress(generation, now, workers))
 
     def _on_worker_started(self, local_rank: int, pid: int) -> None:
         worker = self.state.workers.get(local_rank)

@@ -5,8 +5,8 @@ reports, status, pages, metrics and traces show it and decide nothing themselves
 
 Invariants (tests cite the numbers):
 
-D1  Causes come before consequences, then the earliest comes first. If most workers report that one of them called
-    another collective operation than they did, they are consequences of that one.
+D1  Causes come before consequences, then the earliest comes first. If most workers report the failure of one of them
+    (another collective operation, a checkpoint that it could not write), they are consequences of that one.
 D2  If every failed worker lost a peer or timed out, the first cause is the worker that they waited for, if it is known:
     the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
     out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
@@ -59,7 +59,10 @@ _NAMED = (
     re.compile(r"Barrier timed out\. Id: (?!Shutdown)[^']{1,1000}?Some timed out task names:\s+(\d[\d\s]{0,2000})"),
     re.compile(r"\[([\d, ]{1,2000})\] (?:finished collective #\d+, but )?didn't join collective"),
 )
-_DIFFERS = re.compile(r"but Rank (\d{1,9}) is running collective")
+# Ranks that report the failure of one rank: torch's check of collectives, and its distributed checkpoint.
+_FAILED_RANK = re.compile(
+    r"but Rank (\d{1,9}) is running collective|CheckpointException ranks:dict_keys\(\[(\d{1,9})\]\)"
+)
 # From c10d's store, gloo and JAX's coordination service: some workers never connected.
 _NEVER_JOINED = re.compile(
     r"waiting for clients|keys: /default_pg/0//cpu//"
@@ -79,7 +82,7 @@ def diagnosis_of(state: CoordinatorState) -> Diagnosis:
 def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
     """Return what happened to this generation, as far as its members have reported."""
     is_change |= bool(last.lost or last.drained or last.is_uncharged)
-    failures = sorted(_after_odd_one(list(last.failures.values())), key=by_cause)
+    failures = sorted(_after_named(list(last.failures.values())), key=by_cause)
     if failures and failures[0].evidence.is_consequence and not is_change:
         awaited = _awaited(last, number, failures)
         named = {each.global_rank for each in awaited}
@@ -172,17 +175,17 @@ def _ended_later(victims: list[Failure]) -> dict[int, Stopped]:
     }
 
 
-def _after_odd_one(failures: list[Failure]) -> list[Failure]:
-    """Return the failures; those that differ from one rank in their collective operation as consequences (D1)."""
-    mismatched = {each.global_rank: each for each in failures if each.evidence.cause == "collective_mismatch"}
-    named = {rank: _DIFFERS.search(each.evidence.message) for rank, each in mismatched.items()}
-    others = [int(match[1]) for rank, match in named.items() if match is not None and int(match[1]) != rank]
-    odd = next((rank for rank in mismatched if 2 * others.count(rank) > len(mismatched)), None)
-    if odd is None:
+def _after_named(failures: list[Failure]) -> list[Failure]:
+    """Return the failures; those that report one that another rank has, as consequences of it (D1)."""
+    found = ((each, _FAILED_RANK.search(each.evidence.message)) for each in failures)
+    named = {each.global_rank: int(match[match.lastindex or 0]) for each, match in found if match is not None}
+    ranks = list(named.values())
+    first = next((rank for rank in named if 2 * ranks.count(rank) > len(named)), None)
+    if first is None:
         return failures
     return [
         each
-        if each.global_rank == odd or each.global_rank not in mismatched
+        if each.global_rank == first or each.global_rank not in named
         else msgspec.structs.replace(each, evidence=msgspec.structs.replace(each.evidence, is_consequence=True))
         for each in failures
     ]

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, messages_on_connecting
+from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
@@ -165,6 +165,7 @@ class Supervisor:
                 ):
                     continue  # the run ended before this node started the generation
                 if event is not None:
+                    self._read_channels(event)
                     self._step(event)
                 else:
                     self._on_deadline()
@@ -478,6 +479,21 @@ class Supervisor:
 
     # --- survivors ----------------------------------------------------------------------------------------------------
 
+    def _read_channels(self, event: AnyEvent) -> None:
+        """Before an event that ends the generation here: handle what workers sent before, so that they are held."""
+        if self.machine.state.phase is not Phase.RUNNING:
+            return
+        match event:
+            case events.GenerationEnded() | events.WorkerStartFailed():
+                pass
+            case events.WorkerExited(exit_code=exit_code, fault=fault) if exit_code != 0 or fault:
+                pass
+            case _:
+                return
+        for channel in self._channels.values():
+            for sent in channel.read_all():
+                self._step(sent)
+
     def _open_channel(self, generation: int, local_rank: int) -> _socket.socket | None:
         """Open the channel to a new worker. Return its end, which the caller closes; None: there is none."""
         self._close_channel(local_rank)
@@ -511,9 +527,29 @@ class WorkerSocket(Watchable):
         self.sock = sock
         self.generation = generation  # of the worker
         self.local_rank = local_rank
-        self.loop = loop
+        self.post: Callable[[AnyEvent], None] = loop.post
+        self._loop = loop
         self._channel: WorkerChannel | None = None
         loop.watch(self)
+
+    def read_all(self) -> list[AnyEvent]:
+        """Read what the worker has sent so far; return the events."""
+        found: list[AnyEvent] = []
+        self.post = found.append
+        try:
+            is_read = True
+            while is_read and self.fileno() >= 0:
+                is_read = self.opened().on_readable() if self._channel is not None or self._is_readable() else False
+        finally:
+            self.post = self._loop.post
+        return found
+
+    def _is_readable(self) -> bool:
+        """Return whether the worker has sent something: most never do."""
+        try:
+            return bool(self.sock.recv(1, _socket.MSG_PEEK))
+        except OSError:  # nothing, or the connection is closed, which changes nothing for a worker that sent nothing
+            return False
 
     def opened(self) -> WorkerChannel:
         if self._channel is None:
@@ -537,7 +573,7 @@ class WorkerSocket(Watchable):
 
     def close(self) -> None:
         if self.sock.fileno() >= 0:
-            self.loop.unwatch(self)
+            self._loop.unwatch(self)
             self.sock.close()
 
 
