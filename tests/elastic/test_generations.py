@@ -116,7 +116,8 @@ def test_an_exception_that_leaves_a_critical_section_makes_the_state_unknown(age
 
 def test_a_state_that_is_not_whole_is_never_kept(agent: FakeAgent) -> None:
     state = elastic.State(step=0)
-    with pytest.raises(RuntimeError, match="no rank has a whole state"):
+
+    def loop() -> None:
         for generation in elastic.generations():
             with generation:
                 generation.agree(state, restore=lambda state: None)
@@ -124,6 +125,9 @@ def test_a_state_that_is_not_whole_is_never_kept(agent: FakeAgent) -> None:
                 with elastic.critical():
                     state.step += 1
                     raise ConnectionResetError("in the middle of an update")
+
+    with pytest.raises(RuntimeError, match="no rank has a whole state"):
+        loop()
 
 
 def test_a_lost_peer_waits_for_the_end_of_the_generation(agent: FakeAgent) -> None:
@@ -141,10 +145,13 @@ def test_a_lost_peer_waits_for_the_end_of_the_generation(agent: FakeAgent) -> No
 
 
 def test_any_other_exception_is_raised_at_once(agent: FakeAgent) -> None:
-    with pytest.raises(ValueError, match="wrong label"):
+    def loop() -> None:
         for generation in elastic.generations():
             with generation:
                 raise ValueError("wrong label")
+
+    with pytest.raises(ValueError, match="wrong label"):
+        loop()
     assert agent.receive()["type"] == "opt_in"
     agent.end()
     assert agent.receive() == {}  # the process takes part in no other generation
@@ -175,7 +182,8 @@ def test_an_exception_between_an_optimizer_step_and_completed_makes_the_state_un
     from tenax.elastic import _generation
 
     state = elastic.State(step=0)
-    with pytest.raises(RuntimeError, match="no rank has a whole state"):
+
+    def loop() -> None:
         for generation in elastic.generations():
             with generation:
                 generation.agree(state)
@@ -185,6 +193,9 @@ def test_an_exception_between_an_optimizer_step_and_completed_makes_the_state_un
                 agent.end_and_begin()
                 raise ConnectionResetError("in the optimizer")
 
+    with pytest.raises(RuntimeError, match="no rank has a whole state"):
+        loop()
+
 
 def test_a_block_that_is_left_after_the_end_is_followed_by_the_next_generation(agent: FakeAgent) -> None:
     """The rank that has finished first still has the state that others may need."""
@@ -192,12 +203,11 @@ def test_a_block_that_is_left_after_the_end_is_followed_by_the_next_generation(a
     state = elastic.State(step=0)
     for generation in elastic.generations():
         numbers.append(generation.number)
-        with elastic.critical():  # outside of the block, so nothing is raised in it
-            with generation:
-                generation.agree(state)
-                if generation.number == 1:
-                    agent.end_and_begin()
-                    wait_for_the_signal()
+        with elastic.critical(), generation:  # so nothing is raised in the block
+            generation.agree(state)
+            if generation.number == 1:
+                agent.end_and_begin()
+                wait_for_the_signal()
     assert numbers == [1, 2]
 
 
@@ -253,12 +263,15 @@ def test_held_is_sent_after_the_critical_sections_of_other_threads(agent: FakeAg
 
 
 def test_a_worker_that_is_held_exits_when_the_channel_closes(agent: FakeAgent) -> None:
-    with pytest.raises(SystemExit, match="takes part in no other generation"):
+    def loop() -> None:
         for generation in elastic.generations():
             with generation:
                 agent.end()
                 agent.close()
                 wait_to_be_interrupted()
+
+    with pytest.raises(SystemExit, match="takes part in no other generation"):
+        loop()
 
 
 @pytest.mark.parametrize(

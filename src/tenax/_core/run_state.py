@@ -220,7 +220,8 @@ class Generation(msgspec.Struct):
     survivors: dict[str, int] = {}  # by member: how many of its workers took part in the generation before
     is_uncharged: bool = False  # its failures cost no restart
     keeps_survivors: bool = True  # workers that are held after it take part in the next one
-    hang: messages.HangReport | None = None  # the last one of it, until activity was seen again
+    hang: messages.HangReport | None = None  # the last one of it ...
+    hang_over_at: float | None = None  # ... and when activity was seen again
     diagnosis: Diagnosis | None = None  # once all members have stopped
 
     def has(self, node_id: str) -> bool:

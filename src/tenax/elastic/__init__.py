@@ -14,8 +14,8 @@
                 generation.completed(state.step)
 
 For use inside workers. The dead worker is replaced; the others leave the block, wait, and take part in the next
-generation at the same step. Without a launcher, and with one that knows nothing of this, the loop has one iteration, and
-no thread and no signal handler exist.
+generation at the same step. Without a launcher, and with one that knows nothing of this, the loop has one iteration,
+and there is no thread and no signal handler.
 
 Standard library only. torch is used if the script has imported it, and never imported here.
 """

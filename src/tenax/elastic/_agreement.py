@@ -112,7 +112,8 @@ def agree(
 
 def _rows(group: Group, state: State, is_whole: bool, is_in_place: bool) -> list[Row]:
     mine = Row(state.step if is_whole else _NOTHING, state._is_sharded, is_in_place)
-    return [Row(step, bool(sharded), bool(place)) for step, sharded, place in group.gather([int(each) for each in mine])]
+    rows = group.gather([int(each) for each in mine])
+    return [Row(step, bool(is_sharded), bool(is_in_place)) for step, is_sharded, is_in_place in rows]
 
 
 def _transfer(
@@ -155,15 +156,15 @@ class _Groups:
 
 
 class _Alone:
-    """The only rank."""
+    """The only rank: it sends nothing."""
 
     def gather(self, row: Sequence[int]) -> list[list[int]]:
         return [list(row)]
 
-    def send(self, header: bytes, buffers: list[Any], rank: int) -> None:
+    def send(self, *_: object) -> None:
         raise AssertionError("there is no other rank")
 
-    def receive(self, rank: int) -> tuple[Any, list[Any]]:
+    def receive(self, *_: object) -> tuple[Any, list[Any]]:
         raise AssertionError("there is no other rank")
 
 
@@ -211,7 +212,7 @@ class _StoreGroup:
 
 def _bytes(buffer: Any) -> memoryview:
     if _torch.is_tensor(buffer):
-        raise TypeError("the state has tensors, which are sent through a process group: call init_process_group before agree")
+        raise TypeError("the state has tensors, which only a process group sends: call init_process_group before agree")
     return memoryview(buffer)
 
 

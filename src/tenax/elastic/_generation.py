@@ -25,8 +25,9 @@ _END_TIMEOUT_S = 5.0  # for the agent's announcement, after this process has los
 class Generation:
     """One generation, as the process that takes part in it sees it.
 
-    ``number``: from 1; the fencing token is ``tenax.preemption.generation()``. ``rank``, ``world_size``: of this
-    process. ``why``: why the generation was formed.
+    ``number``: from 1; the fencing token is ``tenax.preemption.generation()``.
+    ``rank``, ``world_size``: of this process in this generation.
+    ``why``: why the generation was formed.
     """
 
     def __init__(self, worker: Worker | None) -> None:

@@ -19,8 +19,8 @@ class State:
     """The state of the training, by name: ``State(model=model, optimizer=optimizer, step=0)``.
 
     The parts are attributes: ``state.step += 1``. A part is an object with ``state_dict`` and ``load_state_dict``, a
-    tensor, an array, or a plain value: None, a number, a string, bytes, or lists, tuples and dicts of these. ``step`` is the
-    number of completed steps. Give it the model itself, not ``DistributedDataParallel``, which belongs to a generation.
+    tensor, an array, or a plain value: None, a number, a string, bytes, or a list, tuple or dict of these. ``step`` is
+    the number of completed steps. Use the model itself, not ``DistributedDataParallel``, which belongs to a generation.
 
     ``sharded``: every rank has a part of the state that no other rank has. Then the state in memory is used only if all
     ranks still have theirs, at the same step; otherwise all ranks restore the checkpoint.
@@ -66,7 +66,7 @@ class State:
 
 def _content(name: str, part: Any) -> Any:
     if type(part).__name__ == "DistributedDataParallel":
-        raise TypeError(f"state.{name} is DistributedDataParallel, which belongs to one generation: use the model itself")
+        raise TypeError(f"state.{name} is DistributedDataParallel, which belongs to a generation: use the model itself")
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         return part.state_dict()
     return part
@@ -77,8 +77,10 @@ def _encode(value: Any, buffers: list[Any], path: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        pairs = [[_encode(key, buffers, path), _encode(each, buffers, f"{path}[{key!r}]")] for key, each in value.items()]
-        return {"dict": pairs}
+        encoded = [
+            [_encode(key, buffers, path), _encode(each, buffers, f"{path}[{key!r}]")] for key, each in value.items()
+        ]
+        return {"dict": encoded}
     if isinstance(value, list | tuple):
         items = [_encode(each, buffers, f"{path}[{at}]") for at, each in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
@@ -91,7 +93,8 @@ def _encode(value: Any, buffers: list[Any], path: str) -> Any:
         return value.item()
     if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
         whole = numpy.ascontiguousarray(value)
-        return _mark(buffers, whole.reshape(-1).view("u1").data, "array", whole.nbytes, whole.dtype.str, list(value.shape))
+        flat = whole.reshape(-1).view("u1").data
+        return _mark(buffers, flat, "array", whole.nbytes, whole.dtype.str, list(value.shape))
     raise TypeError(
         f"state.{path} is of the type {type(value).__name__}, which cannot be sent to another rank: use plain values, "
         "tensors, arrays, or an object with state_dict and load_state_dict"

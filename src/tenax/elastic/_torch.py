@@ -40,8 +40,8 @@ def before_optimizer_steps(begin: Callable[[], None]) -> bool:
 
     Return False if the script has not imported torch.
     """
-    torch = _torch()
-    if torch is None or not hasattr(torch, "optim"):
+    optimizers, modules = sys.modules.get("torch.optim.optimizer"), sys.modules.get("torch.nn.modules.module")
+    if optimizers is None or modules is None:
         return False
     from weakref import ref
 
@@ -49,8 +49,8 @@ def before_optimizer_steps(begin: Callable[[], None]) -> bool:
         if name == "module" and type(parent).__name__ == "DistributedDataParallel" and child is not None:
             _replicas.append(ref(parent))
 
-    torch.optim.optimizer.register_optimizer_step_pre_hook(lambda *_: begin())
-    torch.nn.modules.module.register_module_module_registration_hook(note)
+    optimizers.register_optimizer_step_pre_hook(lambda *_: begin())
+    modules.register_module_module_registration_hook(note)
     return True
 
 
@@ -143,7 +143,8 @@ class TorchGroup:
         torch = self._torch
         if is_tensor(buffer):
             return buffer.detach().contiguous().reshape(-1).view(torch.uint8)
-        return torch.frombuffer(bytearray(buffer), dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
+        empty = torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(bytearray(buffer), dtype=torch.uint8) if len(buffer) else empty
 
     def _send(self, data: Any, rank: int) -> None:
         self._distributed.send(data.to(self._device).contiguous(), rank)
@@ -203,11 +204,12 @@ def copied(part: Any, new: Any) -> bool:
             part.copy_(new)
         return True
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(part, numpy.ndarray) and isinstance(new, numpy.ndarray):
-        if part.shape == new.shape and part.flags.writeable:
-            part[...] = new
-            return True
-    return False
+    if numpy is None or not isinstance(part, numpy.ndarray) or not isinstance(new, numpy.ndarray):
+        return False
+    if part.shape != new.shape or not part.flags.writeable:
+        return False
+    part[...] = new
+    return True
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
@@ -219,8 +221,11 @@ def _modules(state: State) -> list[Any]:
 
 
 def begin_steps(state: State) -> None:
-    """Make copies of what a forward pass changes: the buffers of modules, such as the statistics of BatchNorm."""
-    buffers = [buffer for module in _modules(state) for buffer in module.buffers()]
+    """Drop the gradients of a step that was cut, and copy what a forward pass changes: the buffers of modules."""
+    modules = _modules(state)
+    for module in modules:
+        module.zero_grad()
+    buffers = [buffer for module in modules for buffer in module.buffers()]
     state._kept = (state.step, [(buffer, buffer.detach().clone()) for buffer in buffers])
 
 
@@ -233,11 +238,7 @@ def keep_buffers(state: State) -> None:
 
 
 def forget_step(state: State) -> None:
-    """Undo what a step that was not completed has changed: gradients, and the buffers of modules."""
-    torch = _torch()
-    if state._kept is not None and state._kept[0] == state.step and torch is not None:
-        with torch.no_grad():
-            for buffer, copy in state._kept[1]:
-                buffer.copy_(copy)
-    for module in _modules(state):
-        module.zero_grad()
+    """Undo what a step that was not completed has changed in the buffers of modules: the statistics of BatchNorm."""
+    if state._kept is not None and state._kept[0] == state.step:
+        for buffer, copy in state._kept[1]:
+            buffer.copy_(copy)

@@ -2,17 +2,17 @@
 
 Invariants:
 
-1. ``GenerationEnded`` is raised only in the thread that runs the block, only inside the block, and neither in a critical
-   section, nor from the start of an optimizer step to ``completed``, nor in code of this package.
-2. ``held`` is sent once per generation, after ``end``, and after everything of that generation has ended: the block, and
-   the critical sections of all threads.
-3. An exception that leaves a critical section or an optimizer step makes the state unknown (``is_torn``). A torn state is
-   never sent to another rank, and never used.
+1. ``GenerationEnded`` is raised only in the thread that runs the block, only inside the block, and neither in a
+   critical section, nor from the start of an optimizer step to ``completed``, nor in code of this package.
+2. ``held`` is sent once per generation, after ``end``, and after everything of that generation has ended: the block,
+   and the critical sections of all threads.
+3. An exception that leaves a critical section or an optimizer step makes the state unknown (``is_torn``). A torn state
+   is never sent to another rank, and never used.
 4. A forked child has no channel.
 
 The reader thread receives messages. At the end of a generation it ends the connections that the script may be blocked
-in and interrupts the main thread with SIGURG, again and again until the block is left: a connection may have been opened
-meanwhile, and an exception is lost if it is raised in a destructor.
+in and interrupts the main thread with SIGURG, again and again until the block is left: a connection may have been
+opened meanwhile, and an exception is lost if it is raised in a destructor.
 """
 
 from __future__ import annotations
