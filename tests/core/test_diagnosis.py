@@ -121,6 +121,7 @@ def test_a_named_rank_may_have_failed_later_because_the_others_exited() -> None:
     )
     last = generation({0: named, 1: LOST, 3: LOST}, stopped=(2, 4, 5, 6, 7))
     found = diagnose(last, 1, is_change=False).failures
+    assert found[0].reason == "stopped responding; 2 ranks timed out or lost the connection to it"
     assert [(each.global_rank, each.evidence.cause) for each in found] == [
         (3, "stopped_responding"), (0, "collective_timeout"), (1, "peer_lost")
     ]  # fmt: skip

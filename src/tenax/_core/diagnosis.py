@@ -141,7 +141,7 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
     hang = _hang_at(last, at)
     ranks = named or sorted(early) or (_silent(last, hang, failed) if timed_out else [])
     never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
-    waited = _waited(len(victims), len(timed_out))
+    waited = _waited(*(sum(each.global_rank not in ranks for each in group) for group in (victims, timed_out)))
     found = []
     for rank in ranks:
         stopped = last.stopped.get(rank) or ended.get(rank)
