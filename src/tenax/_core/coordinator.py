@@ -130,7 +130,11 @@ class CoordinatorMachine(Lifecycle):
             self._on_joined(message, now)
             return
         record = self.state.nodes.get(node_id)
-        if record is None or self._is_stale(record, message):
+        if record is None:
+            return
+        if self._is_stale(record, message):
+            if record.is_superseded:
+                self._on_superseded_stopped(record, message, now)
             return
         match message:
             case messages.NodeReady():
@@ -178,6 +182,16 @@ class CoordinatorMachine(Lifecycle):
             case _:
                 is_current = message.generation == state.generation == record.generation
                 return not is_current or not state.last.has(record.info.node_id)
+
+    def _on_superseded_stopped(self, record: NodeRecord, message: messages.FromNode, now: float) -> None:
+        """End the wait for a superseded node whose workers were of a generation that is not the current one.
+
+        Its agent may stay, to host the coordinator, so nothing else ends this wait.
+        """
+        if self._is_over() or not isinstance(message, messages.NodeStopped | messages.NodeSucceeded):
+            return
+        if message.generation >= record.generation:  # else it is late, and the node has workers of another one
+            self._on_gone(record.info.node_id, SUPERSEDED, now, is_loss=True)
 
     # --- deadlines ----------------------------------------------------------------------------------------------------
 

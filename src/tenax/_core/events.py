@@ -191,6 +191,13 @@ class FailureExamined(Event, frozen=True):
     evidence: Evidence
 
 
+class WorkerRaised(Event, frozen=True):
+    """A worker that is being stopped has written an uncaught exception to its error file, and still runs."""
+
+    generation: Generation
+    local_rank: LocalRank
+
+
 class LastLinesRead(Event, frozen=True):
     """The last lines of a worker's output when it was stopped. The others may have waited for it."""
 
@@ -304,6 +311,7 @@ AnyEvent = (
     | WorkerStartFailed
     | WorkerExited
     | FailureExamined
+    | WorkerRaised
     | LastLinesRead
     | ScopeExpired
     | StacksRefused

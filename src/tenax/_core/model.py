@@ -68,6 +68,8 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: float = 30.0
     # How long to wait for a killed process before abandoning it. Only a process stuck in the kernel survives SIGKILL.
     abandon_s: float = 10.0
+    # How long a worker that raised an uncaught exception may take to exit, if all are stopped because of a failure.
+    exit_s: float = 2.0
     # How long to wait for the evidence of a failure (error file, last lines) before deciding without it.
     examine_s: float = 2.0
     # How long a worker that did not leave a scope in time may take to write its stacks before it is ended.
@@ -143,6 +145,7 @@ class WorkerRecord(msgspec.Struct):
     exit_code: int = 0
     ended_at: float = 0.0
     was_stopped: bool = False  # it exited after a stop request
+    has_raised: bool = False  # an uncaught exception, while it was being stopped
     overdue: Overdue | None = None
     hold: Hold | None = None  # None: it has not opted in
     is_survivor: bool = False  # it took part in the generation before
@@ -176,7 +179,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     log_file: Path = ""  # the file with the worker's stderr (or output), if there is one
     raised_at: Time | None = None  # when the exception was raised, from the error file, on the agent's clock
     stacks: LongText = ""  # of all its threads when a scope expired, innermost call first
-    cause: Text = ""  # the kind of failure, as named in ``_view/cause.py``; empty: not known
+    cause: Text = ""  # the kind of failure, as named in ``_view/kinds.py``; empty: not known
     is_consequence: bool = False  # the failure of another worker caused this one
     proof: Text = ""  # the line that shows the cause, or what the system reported
 
@@ -245,6 +248,7 @@ def truncate_stacks(stacks: str) -> str:
 # Causes that are found by comparing workers: the others waited for this one.
 STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY = "stopped_responding", "never_joined", "exited_early"
 AWAITED = frozenset({STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY})
+DEADLOCK = "deadlock"  # ... or all waited for each other
 
 
 def failure_began_at(failure: Failure) -> float:

@@ -220,7 +220,7 @@ class Generation(msgspec.Struct):
     survivors: dict[str, int] = {}  # by member: how many of its workers took part in the generation before
     is_uncharged: bool = False  # its failures cost no restart
     keeps_survivors: bool = True  # workers that are held after it take part in the next one
-    hang: messages.HangReport | None = None  # the last one of it, until activity was seen again
+    hang: ReportedHang | None = None  # the last one of it
     diagnosis: Diagnosis | None = None  # once all members have stopped
 
     def has(self, node_id: str) -> bool:
@@ -247,6 +247,13 @@ class Generation(msgspec.Struct):
         if stopped.global_rank not in self.stopped and len(self.stopped) < _MAX_STOPPED:
             stopped = stopped.brief() if len(self.stopped) >= _MAX_STOPPED_WITH_TEXTS else stopped
             self.stopped[stopped.global_rank] = msgspec.structs.replace(stopped, host=host)
+
+
+class ReportedHang(msgspec.Struct):
+    """A hang that was reported."""
+
+    report: messages.HangReport
+    over_at: float | None = None  # when activity was seen again
 
 
 class Quiet(msgspec.Struct):
@@ -336,7 +343,8 @@ class Ending(RunPhase):
     C4  Restarts are counted per run and never exceed what the policy granted. A generation that lost or drained a node,
         or ended to admit one, is charged only if the policy says so.
         If the policy does not keep the survivors, the decision takes effect when they have stopped as well.
-    C5  When a generation ends, every connected member is sent the reason; the first cause is kept for the report.
+    C5  When a generation ends, every connected member is sent the reason, unless it was refused; the first cause is
+        kept for the report.
     C9  An operator's restart ends a running generation and is uncharged; a drain makes one node leave. Neither ends a
         run that can continue.
     """
@@ -399,7 +407,8 @@ AnyRunPhase = Gathering | Running | Ending | Paused | Recovering | Over
 class CoordinatorState(msgspec.Struct):
     """The whole state.
 
-    C8  A message about another generation changes nothing but the number of the next one.
+    C8  A message about another generation changes nothing but the number of the next one, and that a
+        superseded node has stopped.
     C10 After the coordinator itself was suspended, every deadline for nodes is a full period away again, and nothing
         else has changed.
     """

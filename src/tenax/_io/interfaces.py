@@ -243,11 +243,17 @@ class Logs(Watchable, Protocol):
     ) -> dict[int, Output]:
         """Open the streams of a new generation. Survivors (local ranks) keep theirs, and their files."""
 
+    def error_files(self) -> dict[int, str]:
+        """Return where each worker of the last generation writes an uncaught exception, by local rank."""
+
     def has_error_file(self, local_rank: int) -> bool:
         """Return True if this worker of the last generation wrote an error file."""
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the steps that the workers of the last generation have recorded."""
+
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        """Pass to ``done`` when each worker last wrote something, by local rank. Does not wait."""
 
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Answer a request for log lines."""

@@ -33,9 +33,15 @@ class Line(msgspec.Struct, frozen=True):
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
     """Return the lines for one step: the event first, then the commands. ``state`` is the state after the step."""
+    before = _of_event(event, state)
+    stop = next((command for command in issued if isinstance(command, commands.SignalWorkers)), None)
+    if stop is not None and before and isinstance(event, events.WorkerExited | events.WorkerStartFailed):
+        failed = f"{before[0].text}; stopping all workers ({_how(stop.signal, state)})"  # one line for the failure
+        before = [Line(failed, colour="red")]
+        issued = [command for command in issued if command is not stop]
     lines = [line for command in issued for line in _of_command(command, state)]
     if not lines or not isinstance(event, events.SignalReceived):  # what follows a signal names it
-        lines = [*_of_event(event, state), *lines]
+        lines = [*before, *lines]
     if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.last.stop.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are already being stopped{hint}"))
@@ -105,6 +111,10 @@ def _workers(count: int) -> str:
     return "1 worker" if count == 1 else f"{count} workers"
 
 
+def _how(signal: int, state: AgentState) -> str:
+    return f"{signal_name(signal)}, {format_seconds(state.settings.grace_s)} grace"
+
+
 def _within(in_s: float | None) -> str:
     return "" if in_s is None else f" (up to {format_seconds(in_s)})"
 
@@ -138,9 +148,8 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             start = _of_start(state, assignment, survivors)
             return [Line(start), *([Line(note, colour="yellow")] if own != limit else [])]
         case commands.SignalWorkers(_, number, why):
-            how = f"{signal_name(number)}, {format_seconds(state.settings.grace_s)} grace"
             hint = _AGAIN if state.leave is not None and state.leave.signal == SIGINT else ""
-            return [Line(f"stopping all workers because {why} ({how}){hint}")]
+            return [Line(f"stopping all workers because {why} ({_how(number, state)}){hint}")]
         case commands.HoldWorkers(_, local_ranks, why):
             who = _ranks(state, local_ranks)
             return [Line(f"holding {who} until the next generation because {why}")]
@@ -206,6 +215,8 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
         case Phase.RUNNING:
             done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
             doing = "running" if is_started(state) else "starting"
+            if state.last.hang.is_reported:
+                doing = "seems to hang"
             what = f"generation {state.generation} {doing}, {len(state.workers) - done} of {len(state.workers)} workers"
             if part is not None and part.group_world_size > 1:
                 what += f" here, {part.group_world_size} nodes"

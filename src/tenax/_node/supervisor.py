@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
+    from tenax._node.error_files import ErrorFiles
     from tenax._node.journal import Journal
     from tenax._node.run_journal import RunJournal
     from tenax._node.worker_channel import WorkerChannel
@@ -89,9 +90,9 @@ class Surroundings(ABC):
     def observe(self, step: Step, state: AgentState) -> None:  # noqa: B027
         """Follow a step of the agent machine, after its commands were executed."""
 
-    def enable_progress(self) -> bool:
-        """Read the workers' progress from now on. Return True if there is new progress."""
-        return False
+    def report_activity(self, done: Callable[[], None]) -> None:
+        """Post the workers' progress, then call ``done``."""
+        done()
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:  # noqa: B027
         """Learn that this process starts, or with None stops, to serve the coordinator."""
@@ -130,6 +131,7 @@ class Supervisor:
         self._journal = journal
         self._run_journal: RunJournal | None = None
         self._scopes = scopes  # None: scopes are not watched
+        self._error_files: ErrorFiles | None = None  # opened when workers are stopped
         self._verdict: Verdict | None = None
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
@@ -175,6 +177,8 @@ class Supervisor:
             for local_rank in list(self._channels):
                 self._close_channel(local_rank)
             self._entrypoint.close()
+            if self._error_files is not None:
+                self._error_files.close()
             self._control.close()
             if self._has_control_socket:
                 self._write_note(self._control_socket.path if self._control_socket is not None else "", time.time())
@@ -232,11 +236,14 @@ class Supervisor:
         return self._run_journal.run_step
 
     def answer(self, request: OfNode, reply: Reply) -> None:
-        from tenax._core.requests import LogsRequest
+        from tenax._core.requests import ActivityRequest, LogsRequest
 
         generation = self.machine.state.generation
         if isinstance(request, LogsRequest):
             self._logs.answer(request, reply)
+        elif isinstance(request, ActivityRequest):
+            # Reply after the progress is sent: it is posted before this call.
+            self._around.report_activity(lambda: self._loop.soon(lambda: reply("reported", "")))
         else:
             self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
@@ -260,12 +267,10 @@ class Supervisor:
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""
-        from tenax._core.requests import AgentRequest, StatusRequest, answer_safely
+        from tenax._core.requests import AgentRequest
 
         if isinstance(request, AgentRequest):
             reply(self._agent_info(), "")
-        elif isinstance(request, StatusRequest) and self._around.enable_progress():
-            self._loop.soon(lambda: answer_safely(self._control.submit, request, reply))  # after the progress is sent
         else:
             self._control.submit(request, reply)
 
@@ -351,6 +356,8 @@ class Supervisor:
         """Post an event of the processes, after collecting the result of a worker that exited."""
         match event:
             case events.NodeCleared(generation):
+                if self._error_files is not None:
+                    self._error_files.close()
                 # Post the final progress before the end of the generation.
                 if progress := self._logs.progress():
                     self._loop.post(events.ProgressSeen(generation, progress))
@@ -400,6 +407,7 @@ class Supervisor:
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
+                self._watch_error_files(generation)
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
@@ -423,6 +431,13 @@ class Supervisor:
                 pass  # already sent or printed
             case _:
                 assert_never(command)
+
+    def _watch_error_files(self, generation: int) -> None:
+        from tenax._node.error_files import ErrorFiles
+
+        if self._error_files is None:
+            self._error_files = ErrorFiles(self._loop, self._loop.post)
+        self._error_files.watch(generation, self._logs.error_files())
 
     def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
         return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))

@@ -43,6 +43,7 @@ Lines that are not indented are the script; blank lines and lines that begin wit
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; the colon may be preceded by
       ``, before the stop`` (the stop request had not reached it) and ``, error written`` (it left an error file)
+    - ``worker 0 raised``: it is being stopped, and has written an uncaught exception to its error file
     - ``worker 0 examined`` (``..., raised at TIME``) (``..., with stacks``) (``...: MESSAGE``)
     - ``worker 0 did not leave SCOPE within SECONDS s, SIGNAL`` (without a signal: it is only reported), and
       ``worker 0 refused its stacks: WHY``
@@ -415,6 +416,10 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
         (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
         (rf"{_WORKER} killed by (?P<signal>SIG\w+){_HOW}", _killed),
+        (
+            rf"{_WORKER} raised",
+            lambda fields: events.WorkerRaised(int(fields["generation"]), int(fields["rank"])),
+        ),
         (
             rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?P<stacks>, with stacks)?"
             r"(?:: (?P<message>.+))?",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from model.check import CHECKS, HERE, MISTAKES, Check, Result, describe, run, what_is_missing
+from model.check import CHECKS, MISTAKES, Check, Result, describe, run
+from model.tlc import HERE, what_is_missing
 
 QUICK = [each for each in CHECKS if each.is_quick]
 needs_tlc = pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing() or "TLC is installed")

@@ -9,7 +9,7 @@ import pytest
 from tenax.testing.simulator import draw, simulate
 
 SHARDS = 10
-SEEDS_PER_SHARD = 10
+SEEDS_PER_SHARD = 5
 KNOWN = Path(__file__).with_name("seeds.txt")
 
 
@@ -29,11 +29,13 @@ def simulate_seed(seed: int, engine: str, survivors: bool | None = None) -> str:
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("engine", ["tcp", "etcd"])
 def test_every_property_holds_for_every_seed(engine: str, shard: int) -> None:
-    """Seeds 1 to 100; ``./dev sim`` draws fresh ones. The message of a failure has the command that shrinks it."""
+    """Seeds 1 to 50; ``./dev sim`` draws fresh ones. The message of a failure has the command that shrinks it."""
     seeds = range(1 + shard * SEEDS_PER_SHARD, 1 + (shard + 1) * SEEDS_PER_SHARD)
     assert [message for seed in seeds if (message := simulate_seed(seed, engine))] == []
 
 
 @pytest.mark.parametrize(("seed", "engine"), known_seeds())
 def test_a_bug_that_was_found_stays_fixed(seed: int, engine: str) -> None:
+    """Most were found before workers could be held: those histories have no survivors."""
+    assert simulate_seed(seed, engine) == ""
     assert simulate_seed(seed, engine, survivors=False) == ""

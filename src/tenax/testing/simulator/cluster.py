@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -183,10 +184,13 @@ class Cluster:
         node.is_starting = False
         self.checks.on_disturbance()
         self._serial += 1
-        make_agent = ElectedAgent if self.setup.has_etcd else AgentProcess
-        agent = node.agent = make_agent(self, host, node.plan, self._serial)
+        make_agent = self._make_elected if self.setup.has_etcd else partial(AgentProcess, self)
+        agent = node.agent = make_agent(host, node.plan, self._serial)
         self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
+
+    def _make_elected(self, host: Host, plan: NodePlan, serial: int) -> AgentProcess:
+        return ElectedAgent(self, host, plan, serial)
 
     def on_process_gone(self, agent: AgentProcess, *, crashed: bool) -> None:
         self.checks.on_disturbance()
