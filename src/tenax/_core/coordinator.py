@@ -141,6 +141,7 @@ class CoordinatorMachine(Lifecycle):
                 self._on_ready(record, message, now)
             case messages.WorkersRunning(_, pids, survivors):
                 record.pids = pids
+                self.state.ledger.survivors += survivors - self.state.last.survivors.get(node_id, 0)
                 self.state.last.survivors[node_id] = survivors
                 self._on_workers_started(record, now)
             case messages.NodeProgress(_, sent_at, workers):

@@ -81,6 +81,7 @@ class Goodput(msgspec.Struct, frozen=True, omit_defaults=True):
     to_detect: Mean = Mean()  # from a failure until the coordinator ended its generation
     to_recover: Mean = Mean()  # from then until all workers of the next generation ran
     lost_steps: Count = 0
+    survivors: Count = 0  # workers that kept their process in a new generation, of all generations
 
 
 class GenerationEntry(msgspec.Struct, omit_defaults=True):
@@ -154,6 +155,7 @@ class Ledger(msgspec.Struct, omit_defaults=True):
     to_recover: Mean = Mean()
     lost_steps: int = 0
     failed_at: float | None = None  # when a failure or a loss ended the last generation, until the next one runs
+    survivors: int = 0  # workers that kept their process in a new generation, of all generations
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -265,14 +267,14 @@ class Ledger(msgspec.Struct, omit_defaults=True):
 
     def cost_so_far(self) -> Goodput:
         """Return the totals from which a later coordinator continues."""
-        return Goodput(self.spent_on_settled(), self.to_detect, self.to_recover, self.lost_steps)
+        return Goodput(self.spent_on_settled(), self.to_detect, self.to_recover, self.lost_steps, self.survivors)
 
     def inherit(self, cost: Goodput) -> None:
-        self.before, self.lost_steps = cost.spent, cost.lost_steps
+        self.before, self.lost_steps, self.survivors = cost.spent, cost.lost_steps, cost.survivors
         self.to_detect, self.to_recover = cost.to_detect, cost.to_recover
 
     def goodput(self, now: float) -> Goodput:
-        return Goodput(self.spent(now), self.to_detect, self.to_recover, self.lost_steps)
+        return Goodput(self.spent(now), self.to_detect, self.to_recover, self.lost_steps, self.survivors)
 
     def _idle_since(self, now: float) -> float:
         entry = self.current

@@ -120,6 +120,8 @@ def _add_time(page: _Page, status: RunStatus) -> None:
     page.gauge("tenax_run_last_step", "The last step that any worker has reported.", max(steps, default=None))
     page.gauge("tenax_run_slowest_step", "The last step of the slowest worker.", min(steps, default=None))
     page.counter("tenax_run_lost_steps_total", "Steps that were repeated.", goodput.lost_steps)
+    survivors = "Workers that kept their process in a new generation."
+    page.counter("tenax_run_survivors_total", survivors, goodput.survivors)
 
 
 def _add_failures(page: _Page, status: RunStatus) -> None:

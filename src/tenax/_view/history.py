@@ -440,6 +440,7 @@ def plus(one: Goodput, other: Goodput) -> Goodput:
         mean(one.to_detect, other.to_detect),
         mean(one.to_recover, other.to_recover),
         one.lost_steps + other.lost_steps,
+        one.survivors + other.survivors,
     )
 
 

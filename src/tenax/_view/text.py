@@ -59,7 +59,14 @@ def format_goodput(goodput: Goodput) -> str:
             parts.append(f"{label} {percent(seconds, total_s)}{steps}")
         elif steps:  # they took some time, even if it rounds to 0 %
             parts.append(f"{label} {_ALMOST_NONE}{steps}")
-    return "; ".join(each for each in (line, ", ".join(parts), format_failures(goodput)) if each)
+    survived = _survived(goodput.survivors)
+    return "; ".join(each for each in (line, ", ".join(parts), format_failures(goodput), survived) if each)
+
+
+def _survived(count: int) -> str:
+    if count == 1:
+        return "1 worker kept its process"
+    return f"{count} workers kept their process" if count else ""
 
 
 def format_failures(goodput: Goodput) -> str:
