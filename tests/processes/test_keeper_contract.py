@@ -313,6 +313,59 @@ class TestProcesses:
         hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
+    def test_clearing_spares_held_workers_and_what_they_started(self, world: World) -> None:
+        """What the exited worker left behind is ended; a worker that is not held is killed."""
+        hearing = EventCollector(world.processes)
+        for rank in range(3):
+            world.start(rank)
+        world.leave_behind(0, in_group=True, ignores_term=True)
+        world.leave_behind(1, in_group=True, ignores_term=True)
+        world.leave_behind(1, in_group=False, ignores_term=True)
+        world.exit(1, 1)
+        hearing.take(events.WorkerExited, local_rank=1)
+        world.processes.clear(1, (0,))
+        assert hearing.take(events.WorkerExited, local_rank=2).exit_code == -signal.SIGKILL
+        assert hearing.take(events.NodeCleared) == events.NodeCleared(1, (0,))
+        assert world.left_alive() == 1
+        world.processes.kill(1)
+        hearing.take(events.WorkerExited, local_rank=0)
+        assert hearing.take(events.NodeCleared) == events.NodeCleared(1)
+        assert world.left_alive() == 0
+
+    def test_a_held_worker_becomes_one_of_the_next_generation(self, world: World) -> None:
+        """It keeps its pid, and commands to it have the new number. A stop before does not count for it."""
+        hearing = EventCollector(world.processes)
+        world.start(0)
+        pid = hearing.take(events.WorkerStarted).pid
+        world.processes.clear(1, (0,))
+        hearing.take(events.NodeCleared)
+        world.processes.adopt(1, 0, 2)
+        assert hearing.take(events.WorkerStarted, generation=2) == events.WorkerStarted(2, 0, pid)
+        world.processes.signal(1, signal.SIGKILL)
+        world.exit(0, 5)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(2, 0, 5, before_stop=True)
+
+    def test_a_held_worker_that_exited_is_announced_for_the_next_generation(self, world: World) -> None:
+        hearing = EventCollector(world.processes)
+        world.start(0)
+        world.processes.clear(1, (0,))
+        hearing.take(events.NodeCleared)
+        world.exit(0, 7)
+        hearing.take(events.WorkerExited, generation=1)
+        world.processes.adopt(1, 0, 2)
+        assert hearing.take(events.WorkerExited, generation=2) == events.WorkerExited(2, 0, 7, before_stop=True)
+
+    def test_a_held_worker_that_exits_while_the_node_is_cleared_does_not_stay(self, world: World) -> None:
+        hearing = EventCollector(world.processes)
+        world.start(0)
+        world.start(1)
+        world.leave_behind(1, in_group=False, ignores_term=True)
+        world.exit(1, 1)
+        hearing.take(events.WorkerExited, local_rank=1)
+        world.processes.clear(1, (0, 1))
+        assert hearing.take(events.NodeCleared) == events.NodeCleared(1, (0,))
+        assert world.left_alive() == 0
+
     def test_the_group_of_a_stopped_worker_has_the_grace_period(self, world: World) -> None:
         """Its group gets the signal too; processes that ignore it live until the kill."""
         hearing = EventCollector(world.processes)
