@@ -68,7 +68,7 @@ class Cursor(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"invalid cursor {text!r}; pass the cursor of an answer, or none") from None
 
     def position(self, local_rank: int, number: int) -> int:
-        index = 2 * local_rank + number - 1
+        index = _index(local_rank, number)
         return self.positions[index] if index < len(self.positions) else 0
 
 
@@ -241,6 +241,7 @@ class LogQueries:
             if generation in self._generations
             for local_rank, rank in self._generations[generation][0].items()
             if request.local_rank in (-1, local_rank) and rank in ranks
+            if request.generation > 0 or not self._continues(generation, local_rank)
             for number, files in _files(self._generations[generation][1])
             if request.stream in ("", STREAMS[number])
         ]
@@ -268,7 +269,8 @@ class LogQueries:
                 reply(None, found["error"])
                 return
             at, is_more = generation, found["is_more"]
-            positions = _positions(streams, found["positions"], at)
+            kept = self._continued(at, cursor)
+            positions = _positions(streams, found["positions"], at, kept)
             # Streams that were still open when they were read may have received more since.
             is_complete = not is_more and (found["is_over"] or not streams)
             if request.generation > 0:
@@ -278,7 +280,7 @@ class LogQueries:
                 if self._latest > at:
                     is_more = True
                     if cursor is not None and is_complete:
-                        at, positions = self._next(at), ()
+                        at, positions = self._next(at), _in_order(kept)
             # After the end of the run, do not wait for a process that still holds a stream open.
             is_over = is_over or (self._is_ended and not is_more)
             sent = Cursor(found["incarnation"], at, positions).encode()
@@ -297,6 +299,18 @@ class LogQueries:
 
         return on_result
 
+    def _continued(self, generation: int, cursor: Cursor | None) -> dict[int, int]:
+        """Return the positions of streams that are read in the next generation, by index: those of survivors."""
+        if cursor is None:
+            return {}
+        ranks = [rank for rank in self._generations.get(generation, ({},))[0] if self._continues(generation, rank)]
+        return {_index(rank, number): cursor.position(rank, number) for rank in ranks for number in STREAMS}
+
+    def _continues(self, generation: int, local_rank: int) -> bool:
+        """Return whether the process of this worker, and with it its streams, continue in the next generation."""
+        later = [number for number in self._generations if number > generation]
+        return bool(later) and self._origins.get((min(later), local_rank)) == self._origin(generation, local_rank)
+
     def _next(self, generation: int) -> int:
         return min(number for number in self._generations if number > generation)
 
@@ -306,14 +320,22 @@ def shown(data: bytes) -> str:
     return harmless(decoded(data).rstrip("\r").rpartition("\r")[2])
 
 
-def _positions(streams: list[_Stream], positions: list[int], generation: int) -> tuple[int, ...]:
+def _positions(streams: list[_Stream], positions: list[int], generation: int, kept: dict[int, int]) -> tuple[int, ...]:
     """Return the positions of the generation where the next answer starts, in the order of ``Cursor.positions``."""
     found = {
-        2 * stream.local_rank + stream.number - 1: position
+        _index(stream.local_rank, stream.number): position
         for stream, position in zip(streams, positions, strict=True)
         if stream.generation == generation
     }
-    return tuple(found.get(index, 0) for index in range(max(found, default=-1) + 1))
+    return _in_order(kept | found)
+
+
+def _index(local_rank: int, number: int) -> int:
+    return 2 * local_rank + number - 1
+
+
+def _in_order(positions: dict[int, int]) -> tuple[int, ...]:
+    return tuple(positions.get(index, 0) for index in range(max(positions, default=-1) + 1))
 
 
 def _files(to: LogsDest) -> list[tuple[int, dict[int, str]]]:

@@ -254,6 +254,28 @@ def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) ->
     assert [stream[0] for stream in log_writer.asked[-1][0]] == ["2.0.1", "2.0.2"]
 
 
+def test_a_follower_continues_with_a_survivor_where_it_was() -> None:
+    """Local rank 0 keeps its process and its streams in generation 2, which does not wait for their end."""
+    generations = {1: ({0: 0, 1: 1}, LogsDest())}
+    origins: dict[tuple[int, int], int] = {}
+    log_writer = SlowLogWriter()
+    answers = LogQueries(cast("LogWriter", log_writer), generations, origins)
+    received: list[LogAnswer] = []
+
+    def request(cursor: str) -> list[tuple[object, ...]]:
+        answers.answer(LogsRequest("here", cursor=cursor, wait_s=20.0), lambda value, _: received.append(value))
+        return [(stream[0], stream[3]) for stream in log_writer.asked[-1][0]]
+
+    found = {"lines": [], "left_out": [], "is_more": False, "is_over": False, "incarnation": 1}
+    request("1:1:")
+    generations[2] = ({0: 0, 1: 1}, LogsDest())
+    origins[2, 0] = 1
+    log_writer.asked[-1][1]({**found, "positions": [20, 0, 30, 0]})
+    assert request(received[-1].cursor) == [("1.1.1", 30), ("1.1.2", 0)]
+    log_writer.asked[-1][1]({**found, "positions": [40, 0], "is_over": True})
+    assert request(received[-1].cursor) == [("1.0.1", 20), ("1.0.2", 0), ("2.1.1", 0), ("2.1.2", 0)]
+
+
 def test_ended_streams_alone_do_not_answer_a_follower_of_the_run(node: Node) -> None:
     """The next answer comes with the next generation. A follower of this generation only is answered at once."""
     node.begin(1, [0])
