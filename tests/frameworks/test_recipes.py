@@ -1,6 +1,6 @@
 """The scripts of ``examples/frameworks`` train on two nodes, and a worker that is killed does not change the result.
 
-``./dev frameworks`` installs the frameworks and runs these tests; ``FRAMEWORKS_PYTHON`` is an interpreter that has them.
+``./dev frameworks`` installs the frameworks and runs these tests. ``FRAMEWORKS_PYTHON`` is an interpreter with them.
 """
 
 from __future__ import annotations
