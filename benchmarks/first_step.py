@@ -2,7 +2,7 @@
 
     python -m benchmarks.first_step [--rounds 5] [--workers 1,2] [NAME ...]
 
-Runs the scripts of ``examples/frameworks`` on one node. Warm is the default of ``tenax run``; cold is ``--preload none``.
+Runs the scripts of ``examples/frameworks`` on one node. Warm is the default of ``tenax run``, cold ``--preload none``.
 The CPU time is that of the whole run without the other workers: what one worker waits for, on a machine with a core for
 each. It hardly depends on other load. Both results are minima.
 """

@@ -61,8 +61,8 @@ FenceMost == IF Wrong("fence later than the lease") THEN Lease + 1 ELSE Fence
 VARIABLES
     key,        \* etcd: who leads, in which term, and for how long its lease was not kept alive
     terms,      \* how many terms there were
-    record,     \* etcd: the last generation, its members, who wrote that, the leaders before that one that may still
-                \* answer members, and whether the run is over
+    record,     \* etcd: the term in which the run began, the last generation, its members, who wrote that, the leaders
+                \* before that one that may still answer members, and whether the run is over
     recordAge,  \* for how long its lease was not kept alive
     last,       \* history: the greatest generation that was ever written
     ended,      \* history: a verdict was written
@@ -88,7 +88,7 @@ etcd == <<key, terms, record, recordAge, last, ended, stale>>
 links == <<link, high, told, got, answer>>
 
 NoKey == [term |-> 0, holder |-> Nobody, age |-> 0]
-NoRecord == [generation |-> 0, members |-> {}, writer |-> Nobody, before |-> {}, over |-> FALSE]
+NoRecord == [since |-> 0, generation |-> 0, members |-> {}, writer |-> Nobody, before |-> {}, over |-> FALSE]
 Follower == [term |-> 0, generation |-> 0, members |-> {}, wrote |-> FALSE, over |-> FALSE, proof |-> 0, kept |-> 0,
              sent |-> -1, writes |-> <<>>]
 NotLate == [term |-> 0, record |-> NoRecord]
@@ -139,6 +139,7 @@ Alone(l) ==
     /\ lead[l].proof <= Outage + Grain \/ Wrong("alone without limit")
 Idle(l) ==
     \/ lead[l].over
+    \/ MembersOf(l) = {}
     \/ /\ ~Waiting(l, {"verdict"}) \/ Wrong("idle while a decision is written")
        /\ (IF Forming(l) THEN lead[l].writes[Len(lead[l].writes)].kind = "settle" ELSE TRUE)
           \/ Wrong("idle while a decision is written")
@@ -169,11 +170,14 @@ DeadlineIsOver(l) ==
     \/ Passed(office.proven, Lease)
 
 \* A node without workers can do no harm. A leader often knows: the node reports it, or its host closed the connection.
-\* It need not: to let it continue by luck only adds behaviours.
+\* It need not: to let it continue by luck only adds behaviours. Another leader may have formed a generation without
+\* knowing yet that it is written.
 IsHarmless(l, n) ==
     work[n] = 0 /\ told[n] = 0
     /\ \A other \in Nodes \ {l}: ~\E i \in DOMAIN lead[other].writes:
-          lead[other].writes[i].kind = "form" /\ n \in lead[other].writes[i].members
+          /\ lead[other].writes[i].kind = "form" /\ n \in lead[other].writes[i].members
+          /\ lead[other].writes[i].done \/ Mistakes # {}
+          /\ lead[other].term >= high[n]
 
 IsGone(l, n) ==
     \/ IsHarmless(l, n)
@@ -191,7 +195,10 @@ IsGone(l, n) ==
 KeepsTrackOfElection(members) ==
     Exact \/ Cardinality(members) = 1 \/ Wrong("forming without having seen a member")
 
-MayOpen(n) == record.generation > 0 \/ high[n] = 0 \/ last = 0 \/ Wrong("a run anew where the record is gone")
+\* A node takes part in one run: it neither leads a later one, nor begins one in the place of its own.
+MayOpen(n) ==
+    IF record # NoRecord THEN high[n] = 0 \/ high[n] >= record.since
+    ELSE high[n] = 0 \/ last = 0 \/ Wrong("a run anew where the record is gone")
 
 \* The winner writes itself into the record. While a generation may be at work, it adds the leader before it to the
 \* list of those that may still answer members. takes: it is alive, and has not withdrawn its candidacy.
@@ -203,7 +210,7 @@ Won(n, takes, age, ageOfRecordLease) ==
     /\ ~record.over
     /\ Direct => n \notin led
     /\ led' = IF Direct THEN led \cup {n} ELSE led
-    /\ MayOpen(n)
+    /\ MayOpen(n) = TRUE
     /\ terms' = terms + 1
     /\ key' = [term |-> terms + 1, holder |-> n, age |-> age]
     /\ \E seen \in {record} \cup (IF Wrong("record read before the election was won") THEN {stale} ELSE {}):
@@ -211,7 +218,7 @@ Won(n, takes, age, ageOfRecordLease) ==
             before == IF ~isAtWork THEN {}
                       ELSE IF Wrong("only the predecessor is known") THEN {seen.writer} ELSE seen.before \cup {seen.writer}
         IN
-        /\ record' = IF record = NoRecord THEN record ELSE [seen EXCEPT !.writer = n, !.before = before]
+        /\ record' = [seen EXCEPT !.writer = n, !.before = before, !.since = IF record = NoRecord THEN terms + 1 ELSE @]
         /\ lead' = IF ~takes THEN lead ELSE [lead EXCEPT ![n] = [Follower EXCEPT
                 !.term = terms + 1, !.generation = seen.generation, !.members = seen.members, !.over = seen.over,
                 !.proof = age, !.kept = IF RecordTtl = 0 THEN 0 ELSE ageOfRecordLease]]
@@ -242,7 +249,7 @@ KeepAlive(l, which, isHeard) ==
 Prove(l, which, age) ==
     /\ alive[l]
     /\ "key" \in which => lead[l].sent >= 0 /\ lead[l].sent <= age + Grain
-    /\ "record" \in which /\ Exact /\ lead[l].wrote /\ InOffice(l) => recordAge <= age + Grain
+    /\ "record" \in which /\ Exact /\ lead[l].wrote /\ InOffice(l) /\ ~record.over => recordAge <= age + Grain
     /\ lead' = [lead EXCEPT
             ![l].proof = IF "key" \notin which THEN @
                          ELSE IF Wrong("a keep-alive counts from its answer") THEN 0 ELSE Min(@, age),
@@ -337,8 +344,8 @@ SubmitVerdict(l) ==
 
 \* What a decision makes of the record.
 Value(l, write) ==
-    CASE write.kind = "form" -> [generation |-> lead[l].generation + 1, members |-> write.members, writer |-> l,
-                                 before |-> {}, over |-> FALSE]
+    CASE write.kind = "form" -> [since |-> record.since, generation |-> lead[l].generation + 1,
+                                 members |-> write.members, writer |-> l, before |-> {}, over |-> FALSE]
       [] write.kind = "adopt" -> [record EXCEPT !.writer = l, !.before = {}]
       [] write.kind = "settle" -> [record EXCEPT !.members = {}, !.writer = l, !.before = {}]
       [] write.kind = "verdict" -> [record EXCEPT !.over = TRUE, !.writer = l]
@@ -647,7 +654,7 @@ Running ==
     LET IsThere(n) == n = first \/ n \in members \/ RecordTtl = 0 IN
     /\ Cardinality(members) = BeginMembers
     /\ key = [term |-> 1, holder |-> first, age |-> 0] /\ terms = 1
-    /\ record = [generation |-> 1, members |-> members, writer |-> first, before |-> {}, over |-> FALSE] /\ last = 1
+    /\ record = [since |-> 1, generation |-> 1, members |-> members, writer |-> first, before |-> {}, over |-> FALSE] /\ last = 1
     /\ lead = [n \in Nodes |-> IF n # first THEN Follower ELSE
             [Follower EXCEPT !.term = 1, !.generation = 1, !.members = members, !.wrote = TRUE]]
     /\ trip = [n \in Nodes |-> IF n = first THEN [m \in Nodes |-> IF m \in members THEN 0 ELSE Settle + 1] ELSE NoTrips]
@@ -719,7 +726,8 @@ OnlyTheLeaderWrites ==
     [][record' # record /\ record' # NoRecord =>
         \/ \E l \in Nodes: lead'[l].writes # lead[l].writes /\ lead[l].term = key.term /\ key.term # 0
         \/ \E n \in Nodes: late'[n] # late[n] /\ late[n].term = key.term /\ key.term # 0
-        \/ [record' EXCEPT !.writer = Nobody, !.before = {}] = [record EXCEPT !.writer = Nobody, !.before = {}]]_vars
+        \/ [record' EXCEPT !.since = 0, !.writer = Nobody, !.before = {}]
+            = [record EXCEPT !.since = 0, !.writer = Nobody, !.before = {}]]_vars
 
 \* In a calm world no worker is restarted.
 NobodyIsRestarted == \A n \in record.members: alive[n] => work[n] = 1

@@ -18,7 +18,7 @@ from model.tlc import run_tlc
 from tenax.testing.simulator import Parts, Setup, draw
 
 _GRAIN = 2  # units: the error of the difference of two rounded times
-_BATCH = 25_000  # transitions
+_BATCH = 50_000  # transitions
 
 
 class History(msgspec.Struct, frozen=True):

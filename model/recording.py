@@ -59,7 +59,9 @@ class Recorder:
         return round(self.cluster.schedule.now / UNIT_S)
 
     def note(self, *what: object) -> None:
-        self.transitions.append((self.now, *what))
+        transition = (self.now, *what)
+        if what[0] != "works" or self.transitions[-1] != transition:
+            self.transitions.append(transition)
 
     def history(self) -> list[Transition]:
         """Return the transitions that matter."""
@@ -79,7 +81,7 @@ class Recorder:
 
 
 def _thinned(transitions: list[Transition]) -> list[Transition]:
-    """Leave out beats, and messages, that others follow soon: each replaces the ones before.
+    """Leave out beats, keep-alives and messages that others follow soon: each replaces the ones before.
 
     A beat is kept if its answer, or the next one, is late, so that every age that matters is exact. So are all round
     trips of the time before an answer that counts without etcd.
@@ -88,6 +90,8 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
     pairs: dict[tuple[str, str, int], list[tuple[int, int]]] = {}  # positions of an answer and its reading
     unread: dict[str, list[tuple[str, int]]] = {}
     received: dict[tuple[str, str, int], list[int]] = {}  # by leader, node and term
+    renewed: dict[tuple[str, int], list[tuple[int, int]]] = {}  # positions of a keep-alive and its answer
+    executed: dict[str, int] = {}
     term = 0
     for position, (when, name, *rest) in enumerate(transitions):
         if name == "answer":
@@ -99,6 +103,10 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
             pairs.setdefault((leader, rest[0], term), []).append((answer, position))
         elif name == "receive":
             received.setdefault((rest[0], rest[1], term), []).append(position)
+        elif name == "keep-alive" and rest[1] == "key":
+            executed[rest[0]] = position
+        elif name == "prove" and rest[1] == "key" and rest[0] in executed:
+            renewed.setdefault((rest[0], term), []).append((executed.pop(rest[0]), position))
         term += name == "won"
     dropped: set[int] = set()
     for (leader, *_), found in pairs.items():
@@ -113,6 +121,16 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
                 dropped |= {answer, reading}
             else:
                 kept_at = sent_at if counts else -_EVERY
+    for found in renewed.values():
+        kept_at = -_EVERY
+        for (execution, answer), (_, next_answer) in pairwise(found):
+            sent_at, age = _sent_at(transitions[answer])
+            next_sent_at, next_age = _sent_at(transitions[next_answer])
+            is_prompt = max(age, next_age) < _PROMPT // 2 and next_sent_at - sent_at < _PROMPT
+            if is_prompt and sent_at - kept_at < _PROMPT:
+                dropped |= {execution, answer}
+            else:
+                kept_at = sent_at
     for positions in received.values():
         kept_at = -_EVERY
         for position, following in pairwise(positions):
@@ -127,7 +145,7 @@ def _thinned(transitions: list[Transition]) -> list[Transition]:
 
 
 def _sent_at(reading: Transition) -> tuple[int, int]:
-    """Return when the beat was sent whose answer is read, and its age."""
+    """Return when the beat or keep-alive was sent whose answer is read, and its age."""
     when, *_, age = reading
     return when - age, age
 
@@ -441,7 +459,7 @@ class _Server:
 
     def _note_answer(self: Any, peer: Any, counts: bool, number: int) -> None:
         term = self.recorder.nodes[self._leader].leading
-        is_sure = term is not None and term._authority.is_sure(term._client.loop.now())
+        is_sure = term is not None and term._authority.is_sure(peer.received_at)
         self.recorder.note("answer", self._leader, peer.node_id, counts, is_sure, peer.hello.nonce, number)
 
     def deliver(self: Any, send: Any) -> Any:

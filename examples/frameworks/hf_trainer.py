@@ -32,7 +32,7 @@ def collate(samples: list) -> dict:
 
 
 class ReportSteps(TrainerCallback):
-    def on_step_end(self, args, state, control, **_) -> None:
+    def on_step_end(self, _args, state, _control, **_) -> None:
         progress.step(state.global_step)
 
 

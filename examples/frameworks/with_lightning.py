@@ -1,4 +1,4 @@
-"""Lightning, which saves every few steps and resumes from the last checkpoint.
+"""Lightning, which saves after every epoch and resumes from the last checkpoint.
 
 tenax run --nnodes 2 --nproc-per-node 2 --max-restarts 3 with_lightning.py /shared/folder
 """
@@ -38,9 +38,9 @@ class ReportSteps(Callback):
 
 def main(folder: Path) -> None:
     lightning.seed_everything(0)
-    saving = ModelCheckpoint(folder, save_last=True, every_n_train_steps=4)
+    saving = ModelCheckpoint(folder, save_last=True, every_n_epochs=1, save_on_train_epoch_end=True)
     trainer = lightning.Trainer(
-        max_epochs=2,
+        max_epochs=5,
         accelerator="cpu",  # with GPUs: leave it out
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         logger=False,
         enable_progress_bar=False,
     )
-    loader = DataLoader(Samples(), batch_size=12, shuffle=True)  # the samples of one step of one rank
+    loader = DataLoader(Samples(192), batch_size=12, shuffle=True)  # the samples of one step of one rank
     model = Model()
     trainer.fit(model, loader, ckpt_path="last")
     if trainer.is_global_zero:

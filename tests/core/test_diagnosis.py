@@ -58,6 +58,12 @@ def test_the_rank_that_most_others_differ_from_is_the_first_cause() -> None:
     assert [(each.global_rank, each.evidence.is_consequence) for each in found][:2] == [(5, False), (4, True)]
 
 
+def test_the_rank_that_could_not_write_its_part_of_a_checkpoint_is_the_first_cause() -> None:
+    full = Evidence(cause="disk_full", message="CheckpointException: CheckpointException ranks:dict_keys([2])")
+    found = diagnose(generation(dict.fromkeys((5, 2), full), stopped=(0, 1, 3, 4, 6, 7)), 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(2, False), (5, True)]
+
+
 def test_two_ranks_that_differ_are_both_causes() -> None:
     found = diagnose(generation({1: mismatch(1, 0), 0: mismatch(0, 1)}), 1, is_change=False).failures
     assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(1, False), (0, False)]
@@ -159,6 +165,15 @@ def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None
     last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=hang)
     assert first_of(last)[:2] == (6, "stopped_responding")
     assert diagnose(last, 1, is_change=False).first.evidence.stacks == odd.stacks
+
+
+@pytest.mark.parametrize(("over_at", "rank"), [(5.0, 6), (-300.0, 0)], ids=["just before the timeout", "long before"])
+def test_a_withdrawn_hang_report_does_not_decide_unless_the_timeout_ended_it(over_at: float, rank: int) -> None:
+    """An exception that is being printed is activity, so it withdraws the report of the hang that it ends."""
+    odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
+    hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=hang, hang_over_at=over_at)
+    assert first_of(last)[0] == rank
 
 
 def test_a_lost_connection_to_a_worker_that_still_runs_proves_nothing() -> None:

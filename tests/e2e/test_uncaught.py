@@ -40,7 +40,7 @@ def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(
 
 
 def test_a_worker_that_raised_and_does_not_exit_is_not_waited_for_the_whole_grace_period(runner: Runner) -> None:
-    """Rank 1 is killed; rank 0 raises because of that, after it was stopped, and waits at exit for its peer, as JAX does."""
+    """Rank 1 is killed. Rank 0 is stopped, raises, and waits at exit for its peer, as JAX does."""
     script = runner.script(
         """
         import atexit, os, signal, threading

@@ -70,6 +70,9 @@ class QuietLogs:
     def progress(self) -> tuple[messages.WorkerProgress, ...]:
         return self.steps
 
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        done({})
+
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         reply(f"lines of {request.node}", "")
 
@@ -104,6 +107,7 @@ class FakeEntrypoint:
     """Implements ``ports.Entrypoint``: returns a value for every worker and records the calls."""
 
     name = "train"
+    can_survive = True
 
     def __init__(self) -> None:
         self.launched: list[tuple[int, dict[str, str]]] = []

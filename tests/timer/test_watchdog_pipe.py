@@ -225,6 +225,9 @@ class SilentLogs:
     def progress(self) -> tuple[WorkerProgress, ...]:
         return ()
 
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        done({})
+
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         reply(None, "not supported")
 

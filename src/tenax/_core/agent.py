@@ -146,15 +146,16 @@ class AgentMachine(HangObserver):
             case events.LeaveRequested(why):
                 self._on_leave_requested(Leave(SIGTERM, why), None, now)
             case events.ProgressSeen(generation, workers):
-                if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-                    self._send(messages.NodeProgress(generation, now, workers))
+                self._on_progress(generation, workers, now)
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
             case events.WorkerStartFailed(generation, local_rank, reason, exit_code, ended_at):
-                exited = events.WorkerExited(
-                    generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
+                self._on_worker_ended(
+                    events.WorkerExited(
+                        generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
+                    ),
+                    now,
                 )
-                self._on_worker_ended(exited, now)
             case events.WorkerExited():
                 self._on_worker_ended(event, now)
             case events.WorkerOptedIn(_, local_rank, timeout_s):
@@ -295,6 +296,10 @@ class AgentMachine(HangObserver):
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
+    def _on_progress(self, generation: int, workers: tuple[messages.WorkerProgress, ...], now: float) -> None:
+        if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
+            self._send(messages.NodeProgress(generation, now, workers))
+
     def _on_worker_started(self, local_rank: int, pid: int) -> None:
         worker = self.state.workers.get(local_rank)
         if worker is not None and worker.phase is WorkerPhase.HELD and not worker.pid:
@@ -346,11 +351,7 @@ class AgentMachine(HangObserver):
         state = self.state
         if not worker.was_stopped:
             state.failures.append(self._failure(worker, fault, Evidence()))
-        elif (
-            worker.exit_code in self._stop_codes(worker)
-            and not wrote_error
-            and not self._has_stacks_to_show(worker)
-        ):
+        elif worker.exit_code in self._stop_codes(worker) and not wrote_error and not self._has_stacks_to_show(worker):
             return  # the stop signal ended it: nothing to examine
         state.last.examination.ranks.add(worker.local_rank)
         state.last.examination.until = now + state.settings.examine_s  # each worker gets the full time
@@ -538,7 +539,9 @@ class AgentMachine(HangObserver):
         """RUNNING -> STOPPING: hold the workers that opted in and stop the others, or stop all."""
         state = self.state
         living = state.last.living()
-        can_hold = any(worker.hold is not None for worker in living) and all(worker.overdue is None for worker in living)
+        can_hold = any(worker.hold is not None for worker in living) and all(
+            worker.overdue is None for worker in living
+        )
         if stops or not can_hold:
             self._stop(SIGTERM, why, state.settings.grace_s, now)
             return

@@ -5,12 +5,13 @@ reports, status, pages, metrics and traces show it and decide nothing themselves
 
 Invariants (tests cite the numbers):
 
-D1  Causes come before consequences, then the earliest comes first. If most workers report that one of them called
-    another collective operation than they did, they are consequences of that one.
+D1  Causes come before consequences, then the earliest comes first. If most workers report the failure of one of them
+    (another collective operation, a checkpoint that it could not write), they are consequences of that one.
 D2  If every failed worker lost a peer or timed out, the first cause is the worker that they waited for, if it is known:
     the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
     out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
     If every worker of the run failed like that and some timed out, none was missing: they waited for each other.
+    A report that was withdrawn counts only if the failures followed at once: then they were the activity.
 D3  After a change of membership or on an operator's request, consequences have no other cause.
 D4  No worker is both failed and stopped.
 """
@@ -42,10 +43,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tenax._core.messages import HangReport
     from tenax._core.run_state import CoordinatorState, Generation
 
 _MAX_STOPPED_WITH_TEXTS = 32  # in a verdict, which is one message
 _MAX_MEMBERS = 1024
+_EXIT_S = 30.0  # from an exception, which may be seen as activity, to the exit of its worker
 _TIMEOUTS = frozenset({"collective_timeout", "store_timeout"})
 _NAMED = (
     re.compile(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier"),
@@ -56,7 +59,10 @@ _NAMED = (
     re.compile(r"Barrier timed out\. Id: (?!Shutdown)[^']{1,1000}?Some timed out task names:\s+(\d[\d\s]{0,2000})"),
     re.compile(r"\[([\d, ]{1,2000})\] (?:finished collective #\d+, but )?didn't join collective"),
 )
-_DIFFERS = re.compile(r"but Rank (\d{1,9}) is running collective")
+# Ranks that report the failure of one rank: torch's check of collectives, and its distributed checkpoint.
+_FAILED_RANK = re.compile(
+    r"but Rank (\d{1,9}) is running collective|CheckpointException ranks:dict_keys\(\[(\d{1,9})\]\)"
+)
 # From c10d's store, gloo and JAX's coordination service: some workers never connected.
 _NEVER_JOINED = re.compile(
     r"waiting for clients|keys: /default_pg/0//cpu//"
@@ -76,7 +82,7 @@ def diagnosis_of(state: CoordinatorState) -> Diagnosis:
 def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
     """Return what happened to this generation, as far as its members have reported."""
     is_change |= bool(last.lost or last.drained or last.is_uncharged)
-    failures = sorted(_after_odd_one(list(last.failures.values())), key=by_cause)
+    failures = sorted(_after_named(list(last.failures.values())), key=by_cause)
     if failures and failures[0].evidence.is_consequence and not is_change:
         awaited = _awaited(last, number, failures)
         named = {each.global_rank for each in awaited}
@@ -131,9 +137,10 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
     texts = (text for each in evidence for text in (each.proof, each.message, each.traceback))
     ended = _ended_later(victims)
     named = [rank for rank in missing_ranks(texts) if rank in last.stopped or rank in early or rank in ended]
-    ranks = named or sorted(early) or (_silent(last, failed) if timed_out else [])
-    never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
     at = min(failure_began_at(each) for each in victims)
+    hang = _hang_at(last, at)
+    ranks = named or sorted(early) or (_silent(last, hang, failed) if timed_out else [])
+    never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
     waited = _waited(len(victims), len(timed_out))
     found = []
     for rank in ranks:
@@ -146,7 +153,7 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
             cause, reason = NEVER_JOINED, f"never joined the process group; {waited}"
         else:
             cause, reason = STOPPED_RESPONDING, f"stopped responding; {waited}"
-        found.append(_as_failure(last, number, stopped, cause, reason, at))
+        found.append(_as_failure(hang, number, stopped, cause, reason, at))
     return found
 
 
@@ -168,17 +175,17 @@ def _ended_later(victims: list[Failure]) -> dict[int, Stopped]:
     }
 
 
-def _after_odd_one(failures: list[Failure]) -> list[Failure]:
-    """Return the failures; those that differ from one rank in their collective operation as consequences (D1)."""
-    mismatched = {each.global_rank: each for each in failures if each.evidence.cause == "collective_mismatch"}
-    named = {rank: _DIFFERS.search(each.evidence.message) for rank, each in mismatched.items()}
-    others = [int(match[1]) for rank, match in named.items() if match is not None and int(match[1]) != rank]
-    odd = next((rank for rank in mismatched if 2 * others.count(rank) > len(mismatched)), None)
-    if odd is None:
+def _after_named(failures: list[Failure]) -> list[Failure]:
+    """Return the failures; those that report one that another rank has, as consequences of it (D1)."""
+    found = ((each, _FAILED_RANK.search(each.evidence.message)) for each in failures)
+    named = {each.global_rank: int(match[match.lastindex or 0]) for each, match in found if match is not None}
+    ranks = list(named.values())
+    first = next((rank for rank in named if 2 * ranks.count(rank) > len(named)), None)
+    if first is None:
         return failures
     return [
         each
-        if each.global_rank == odd or each.global_rank not in mismatched
+        if each.global_rank == first or each.global_rank not in named
         else msgspec.structs.replace(each, evidence=msgspec.structs.replace(each.evidence, is_consequence=True))
         for each in failures
     ]
@@ -198,10 +205,17 @@ def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:
     ]
 
 
-def _silent(last: Generation, failed: set[int]) -> list[int]:
+def _hang_at(last: Generation, at: float) -> HangReport | None:
+    """Return the report of the hang in which the generation was when it failed."""
+    hang = last.hang
+    is_over = hang is None or (hang.over_at is not None and hang.over_at + _EXIT_S < at)
+    return None if is_over else hang.report
+
+
+def _silent(last: Generation, hang: HangReport | None, failed: set[int]) -> list[int]:
     """Return the ranks that still ran when the others had timed out, if they are one worker or one node."""
-    if last.hang is not None and last.hang.is_odd:
-        return [rank for rank in last.hang.locations[0].ranks if rank in last.stopped]
+    if hang is not None and hang.is_odd:
+        return [rank for rank in hang.locations[0].ranks if rank in last.stopped]
     silent = [rank for rank in last.stopped if rank not in failed]
     nodes = {_part_of(last, rank) for rank in silent}
     is_one_node = len(nodes) == 1 and any(_part_of(last, rank) not in nodes for rank in failed)
@@ -219,10 +233,10 @@ def _waited(victims: int, timed_out: int) -> str:
     return f"{who} lost the connection to it" if not timed_out else f"{who} timed out or lost the connection to it"
 
 
-def _as_failure(last: Generation, number: int, stopped: Stopped, cause: str, reason: str, at: float) -> Failure:
+def _as_failure(hang: HangReport | None, number: int, stopped: Stopped, cause: str, reason: str, at: float) -> Failure:
     stacks = stopped.stacks
-    if not stacks and last.hang is not None:
-        stacks = next((each.stacks for each in last.hang.locations if stopped.global_rank in each.ranks), "")
+    if not stacks and hang is not None:
+        stacks = next((each.stacks for each in hang.locations if stopped.global_rank in each.ranks), "")
     return Failure(
         generation=number,
         local_rank=stopped.local_rank,

@@ -75,6 +75,10 @@ def end_suspicion(state: CoordinatorState, running: Running, why: str, now: floa
     running.deadlines = {}
     members = _present(state)
     was_reported = hang is not None and hang.report is not None
+    if was_reported:
+        state.ledger.resumed(now)
+        if state.last.hang is not None:
+            state.last.hang.over_at = now
     return [Send(tuple(members), events.HangOver(state.generation, why))] if was_reported and members else []
 
 

@@ -52,6 +52,7 @@ from tenax._core.run_state import (
     Paused,
     Quiet,
     Recovering,
+    ReportedHang,
     RunDeadline,
     Running,
     RunSettings,
@@ -243,9 +244,17 @@ class Lifecycle:
         self, record: NodeRecord, workers: tuple[messages.WorkerProgress, ...], by_s: float, now: float
     ) -> None:
         record.progress = tuple(
-            msgspec.structs.replace(each, first_at=each.first_at + by_s, last_at=each.last_at + by_s)
+            msgspec.structs.replace(
+                each,
+                first_at=each.first_at + by_s,
+                last_at=each.last_at + by_s,
+                output_at=each.output_at + by_s if each.output_at else 0.0,
+                imported_at=each.imported_at + by_s if each.imported_at else 0.0,
+            )
             for each in workers
         )
+        if imported_at := max((each.imported_at for each in record.progress), default=0.0):
+            self.state.ledger.imported(imported_at, now)
         if stepped := [each for each in record.progress if each.last_step >= 0]:  # others reported only a phase
             first = min(stepped, key=lambda each: each.first_step)
             last = max(stepped, key=lambda each: each.last_step)
@@ -393,11 +402,11 @@ class Lifecycle:
         if hang is None or not isinstance(state.phase, Running) or not confirm(state, state.phase, hang, now):
             return
         self._outbox += report_hang(state, hang, now)
-        state.last.hang = hang.report
+        state.last.hang = ReportedHang(hang.report)
+        state.ledger.hung(hang.since)
         if state.settings.on_hang == "restart":
             failure = failure_by_hang(hang, state.generation)
             state.last.failures[failure.global_rank] = failure
-            state.ledger.hung(failure.seen_at, now)
             where = f" on {failure.host}" if failure.host else ""
             self._end_generation(EndCause.FAILURE, f"rank {failure.global_rank}{where} hung", now)
 

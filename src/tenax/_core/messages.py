@@ -105,7 +105,7 @@ class WorkersRunning(Message, frozen=True):
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The steps that one worker reported (``tenax.progress``). Times are on its host's clock."""
+    """The steps that one worker reported (``tenax.progress``), and its activity. Times are on its host's clock."""
 
     local_rank: LocalRank
     first_step: Step
@@ -113,6 +113,10 @@ class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     first_at: Time
     last_at: Time
     phase: Text = ""  # the phase it reported, if not training: "checkpoint"
+    output_at: Time = 0.0  # when it last wrote to stdout or stderr; 0: never, or not known
+    step_s: Seconds = 0.0  # the duration of its last steps; 0: not known
+    cpus: Annotated[float, msgspec.Meta(ge=0, le=1e5)] | None = None  # how many it used lately; None: not known
+    imported_at: Time = 0.0  # when its script last began to import a module at its top level; 0: not known
 
 
 class NodeProgress(Message, frozen=True):

@@ -252,6 +252,9 @@ class Logs(Watchable, Protocol):
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the steps that the workers of the last generation have recorded."""
 
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        """Pass to ``done`` when each worker last wrote something, by local rank. Does not wait."""
+
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Answer a request for log lines."""
 

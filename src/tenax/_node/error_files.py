@@ -1,8 +1,7 @@
 """Error files: reports which workers have raised an uncaught exception while they are being stopped.
 
 A worker writes its error file when the exception leaves its main thread, before it exits. inotify reports the file, so
-this waits for a descriptor. Without inotify (macOS, no free instance) only the files that exist already are reported, and
-the others are waited for until the end of the grace period.
+this waits for a descriptor. Without inotify (macOS, no free instance) only the files that exist already are reported.
 """
 
 from __future__ import annotations

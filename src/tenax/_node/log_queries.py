@@ -234,7 +234,9 @@ class LogQueries:
         else:
             generations = [request.generation or self._latest]
         return [
-            _Stream(generation, local_rank, number, rank, _path(files, local_rank), self._origin(generation, local_rank))
+            _Stream(
+                generation, local_rank, number, rank, _path(files, local_rank), self._origin(generation, local_rank)
+            )
             for generation in generations
             if generation in self._generations
             for local_rank, rank in self._generations[generation][0].items()

@@ -215,6 +215,8 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
         case Phase.RUNNING:
             done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
             doing = "running" if is_started(state) else "starting"
+            if state.last.hang.is_reported:
+                doing = "seems to hang"
             what = f"generation {state.generation} {doing}, {len(state.workers) - done} of {len(state.workers)} workers"
             if part is not None and part.group_world_size > 1:
                 what += f" here, {part.group_world_size} nodes"

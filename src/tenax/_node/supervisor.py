@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, messages_on_connecting
+from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
@@ -90,9 +90,9 @@ class Surroundings(ABC):
     def observe(self, step: Step, state: AgentState) -> None:  # noqa: B027
         """Follow a step of the agent machine, after its commands were executed."""
 
-    def enable_progress(self) -> bool:
-        """Read the workers' progress from now on. Return True if there is new progress."""
-        return False
+    def report_activity(self, done: Callable[[], None]) -> None:
+        """Post the workers' progress, then call ``done``."""
+        done()
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:  # noqa: B027
         """Learn that this process starts, or with None stops, to serve the coordinator."""
@@ -165,6 +165,7 @@ class Supervisor:
                 ):
                     continue  # the run ended before this node started the generation
                 if event is not None:
+                    self._read_channels(event)
                     self._step(event)
                 else:
                     self._on_deadline()
@@ -235,11 +236,14 @@ class Supervisor:
         return self._run_journal.run_step
 
     def answer(self, request: OfNode, reply: Reply) -> None:
-        from tenax._core.requests import LogsRequest
+        from tenax._core.requests import ActivityRequest, LogsRequest
 
         generation = self.machine.state.generation
         if isinstance(request, LogsRequest):
             self._logs.answer(request, reply)
+        elif isinstance(request, ActivityRequest):
+            # Reply after the progress is sent: it is posted before this call.
+            self._around.report_activity(lambda: self._loop.soon(lambda: reply("reported", "")))
         else:
             self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
@@ -263,12 +267,10 @@ class Supervisor:
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""
-        from tenax._core.requests import AgentRequest, StatusRequest, answer_safely
+        from tenax._core.requests import AgentRequest
 
         if isinstance(request, AgentRequest):
             reply(self._agent_info(), "")
-        elif isinstance(request, StatusRequest) and self._around.enable_progress():
-            self._loop.soon(lambda: answer_safely(self._control.submit, request, reply))  # after the progress is sent
         else:
             self._control.submit(request, reply)
 
@@ -477,6 +479,21 @@ class Supervisor:
 
     # --- survivors ----------------------------------------------------------------------------------------------------
 
+    def _read_channels(self, event: AnyEvent) -> None:
+        """Before an event that ends the generation here: handle what workers sent before, so that they are held."""
+        if self.machine.state.phase is not Phase.RUNNING:
+            return
+        match event:
+            case events.GenerationEnded() | events.WorkerStartFailed():
+                pass
+            case events.WorkerExited(exit_code=exit_code, fault=fault) if exit_code != 0 or fault:
+                pass
+            case _:
+                return
+        for channel in self._channels.values():
+            for sent in channel.read_all():
+                self._step(sent)
+
     def _open_channel(self, generation: int, local_rank: int) -> _socket.socket | None:
         """Open the channel to a new worker. Return its end, which the caller closes; None: there is none."""
         self._close_channel(local_rank)
@@ -510,9 +527,29 @@ class WorkerSocket(Watchable):
         self.sock = sock
         self.generation = generation  # of the worker
         self.local_rank = local_rank
-        self.loop = loop
+        self.post: Callable[[AnyEvent], None] = loop.post
+        self._loop = loop
         self._channel: WorkerChannel | None = None
         loop.watch(self)
+
+    def read_all(self) -> list[AnyEvent]:
+        """Read what the worker has sent so far; return the events."""
+        found: list[AnyEvent] = []
+        self.post = found.append
+        try:
+            is_read = True
+            while is_read and self.fileno() >= 0:
+                is_read = self.opened().on_readable() if self._channel is not None or self._is_readable() else False
+        finally:
+            self.post = self._loop.post
+        return found
+
+    def _is_readable(self) -> bool:
+        """Return whether the worker has sent something: most never do."""
+        try:
+            return bool(self.sock.recv(1, _socket.MSG_PEEK))
+        except OSError:  # nothing, or the connection is closed, which changes nothing for a worker that sent nothing
+            return False
 
     def opened(self) -> WorkerChannel:
         if self._channel is None:
@@ -536,7 +573,7 @@ class WorkerSocket(Watchable):
 
     def close(self) -> None:
         if self.sock.fileno() >= 0:
-            self.loop.unwatch(self)
+            self._loop.unwatch(self)
             self.sock.close()
 
 

@@ -100,24 +100,26 @@ class WorkerChannel:
 
     # --- from the worker ----------------------------------------------------------------------------------------------
 
-    def on_readable(self) -> None:
+    def on_readable(self) -> bool:
+        """Handle what can be read now. Return whether there may be more."""
         try:
             data = self._socket.sock.recv(_READ_SIZE)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as error:
             self._close(f"its channel failed: {error.strerror}")
-            return
+            return False
         if not data:
             self._close("it closed its channel")
-            return
+            return False
         *lines, self._received = (self._received + data).split(b"\n")
         for line in lines:
             if problem := self._handle(line):
                 self._close(f"it sent an invalid message: {problem}")
-                return
+                return False
         if len(self._received) > _MAX_LINE:
             self._close("it sent a message that is too long")
+        return True
 
     def _handle(self, line: bytes) -> str:
         """Handle one message; return why it is invalid, or an empty string."""
@@ -135,16 +137,16 @@ class WorkerChannel:
             if self._opted_in == generation:
                 return "it opted in twice"
             self._has_opted_in, self._opted_in = True, generation
-            self._socket.loop.post(events.WorkerOptedIn(generation, rank, message.timeout_s))
+            self._socket.post(events.WorkerOptedIn(generation, rank, message.timeout_s))
         elif self._ended != generation:
             return "it acknowledged the end of a generation that has not ended"
         else:
             self._ended = 0
-            self._socket.loop.post(events.WorkerHeld(generation, rank, message.step))
+            self._socket.post(events.WorkerHeld(generation, rank, message.step))
         return ""
 
     def _close(self, why: str) -> None:
         self._outgoing = b""
         self._socket.close()
         if self._has_opted_in:
-            self._socket.loop.post(events.WorkerOptedOut(self._socket.generation, self._socket.local_rank, why))
+            self._socket.post(events.WorkerOptedOut(self._socket.generation, self._socket.local_rank, why))

@@ -43,6 +43,7 @@ _DRAIN_S = 5.0  # at the end: maximum time to write the last lines
 _FINISH_S = 2.0  # ... and to wait for a console that does not accept them
 _MTIME_RESOLUTION_S = 1.0  # of coarse file systems
 _MAX_GENERATIONS = 256  # whose files can be queried
+_IMPORTED_BYTES = 8  # at the end of a progress file
 _MAX_READS = 8  # of a progress file: a read may overlap a write, but not eight times in a row
 _LAST_LINES_S = 1.0  # for waiting log queries when the run ends
 
@@ -231,6 +232,20 @@ class WorkerLogs:
         found = (read_progress(path, rank) for rank, path in files.items() if os.path.exists(path))
         return tuple(each for each in found if each is not None)
 
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        """Pass to ``done`` when each worker last wrote something, by local rank."""
+        by_key = {key: int(key.split(".")[1]) for key in self._open_keys}
+
+        def answer(times: dict[str, float]) -> None:
+            found: dict[int, float] = {}
+            to_agent_clock = self._now() - time.time()
+            for key, at in times.items():
+                rank = by_key[key]
+                found[rank] = max(found.get(rank, at + to_agent_clock), at + to_agent_clock)
+            done(found)
+
+        self._writer.output_times(list(by_key), answer)
+
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Answer a log query, see ``log_queries``."""
         if self._queries is None:
@@ -349,8 +364,15 @@ class WorkerLogs:
         self._writer.close_stream_duplicates(self._open_keys)
 
     def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
-        if self._live_line:
-            self._writer.live(*((one_line(text), since, until) if text and _is_in_foreground() else ("",)))
+        if not self._live_line:
+            return
+        if not text or not _is_in_foreground():
+            self._writer.live("")
+            return
+        error_file = min((path for path in self.destination.error_files.values() if path), default="")
+        is_running = since is not None and until is None and error_file
+        progress = os.path.join(os.path.dirname(error_file), "progress") if is_running else ""
+        self._writer.live(one_line(text), since, until, progress)
 
     def close(self, final_text: str = "", interrupt_descriptor: int = -1) -> None:
         """Write all pending output, then ``final_text``, and end the log writer.
@@ -419,7 +441,10 @@ def _replaced(number: int) -> TextIO | None:
 
 
 def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
-    """Return what a worker wrote with ``tenax.progress``; None if that is nothing or invalid. Never raises."""
+    """Return what a worker wrote with ``tenax.progress``, and the hook after it (``_failures/hook``).
+
+    None if that is nothing or invalid. Never raises.
+    """
     from tenax._core.bounds import MAX_SECONDS
     from tenax._core.messages import WorkerProgress
     from tenax.progress import LAYOUT, MAGIC, MAX_STEP
@@ -430,19 +455,24 @@ def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
         return None
     try:
         for _ in range(_MAX_READS):
-            data = os.pread(descriptor, LAYOUT.size, 0)
+            data = os.pread(descriptor, LAYOUT.size + _IMPORTED_BYTES, 0)
             if len(data) < LAYOUT.size:
                 return None
-            magic, first, last, first_at, last_at, count, phase = LAYOUT.unpack(data)
+            imported_at = int.from_bytes(data[LAYOUT.size :], "little") / 1e9
+            if not data.startswith(MAGIC) and imported_at:  # it has reported nothing else so far
+                return WorkerProgress(local_rank, -1, -1, 0.0, 0.0, imported_at=min(imported_at, MAX_SECONDS))
+            magic, first, last, first_at, last_at, count, phase = LAYOUT.unpack(data[: LAYOUT.size])
             # Any process may write this file. Drop values out of bounds: a peer closes the link on such a frame.
             in_bounds = all(-MAX_STEP <= step <= MAX_STEP for step in (first, last)) and all(
-                -MAX_SECONDS <= at <= MAX_SECONDS for at in (first_at, last_at)
+                -MAX_SECONDS <= at <= MAX_SECONDS for at in (first_at, last_at, imported_at)
             )
             if magic != MAGIC or not in_bounds:
                 return None
-            if os.pread(descriptor, LAYOUT.size, 0) == data:
+            if os.pread(descriptor, LAYOUT.size + _IMPORTED_BYTES, 0) == data:
                 name = phase.rstrip(b"\0").decode("utf-8", "replace")
-                return WorkerProgress(local_rank, first, last, first_at, last_at, name) if count or name else None
+                is_known = count or name or imported_at
+                found = WorkerProgress(local_rank, first, last, first_at, last_at, name, imported_at=imported_at)
+                return found if is_known else None
     except OSError:  # the file system is gone
         return None
     finally:

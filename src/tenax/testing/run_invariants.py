@@ -618,7 +618,7 @@ class RunChecker:
         spent = state.ledger.spent(now)
         if abs(spent.total_s - passed_s) > _SAME_S + 1e-12 * abs(now):
             raise InvariantBroken(f"L1: {passed_s:.9g} s have passed, but the ledger has {spent}")
-        if min(spent.waiting_s, spent.starting_s, spent.training_s, spent.stopping_s, spent.lost_s) < 0:
+        if min(getattr(spent, name) for name in spent.__struct_fields__) < 0:
             raise InvariantBroken(f"L1: a sum is negative: {spent}")
 
     # --- a generation forms -------------------------------------------------------------------------------------------

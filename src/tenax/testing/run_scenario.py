@@ -495,9 +495,10 @@ def _ranks(first: int, count: int) -> str:
 
 def _describe_goodput(goodput: Goodput | None) -> list[str]:
     """Describe how the time was spent, if workers were reported to be running."""
-    if goodput is None or not goodput.spent.training_s + goodput.spent.lost_s:
+    if goodput is None or not goodput.spent.training_s + goodput.spent.lost_s + goodput.spent.hung_s:
         return []
-    parts = [f"{name.removesuffix('_s')} {format_time(getattr(goodput.spent, name))} s" for name in _SPENT]
+    seconds = {name: getattr(goodput.spent, name) for name in _SPENT}
+    parts = [f"{name.removesuffix('_s')} {format_time(s)} s" for name, s in seconds.items() if s or name != "hung_s"]
     if goodput.lost_steps:
         parts.append(f"lost steps {goodput.lost_steps}")
     for what, mean in (("detected", goodput.to_detect), ("recovered", goodput.to_recover)):

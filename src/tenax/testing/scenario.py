@@ -410,9 +410,7 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
         ),
         (
             rf"{_WORKER} held(?: at step (?P<step>\d+))?",
-            lambda fields: events.WorkerHeld(
-                int(fields["generation"]), int(fields["rank"]), int(fields["step"] or -1)
-            ),
+            lambda fields: events.WorkerHeld(int(fields["generation"]), int(fields["rank"]), int(fields["step"] or -1)),
         ),
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
         (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),

@@ -2,7 +2,8 @@
 
 The texts are verbatim, with these exceptions: paths and names of the machine are replaced; frames of C++ and marks
 below source lines are left out; of a long Python traceback the first and last frames are kept; workers that printed the
-same but for numbers share a text.
+same but for numbers share a text. Of a worker that was stopped before it printed its exception, the text is that of its
+error file.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from .frameworks import JOBS
 from .played import NODES, SLOTS
 
 _HERE = Path(__file__).parent
-_NOISE = re.compile(r"(?:\[rank\d+\]: )?(?:frame #\d+: |    @ +0x|\s+[~^]+\s*$|C\+\+ CapturedTraceback|#\d+ )")
+_NOISE = re.compile(
+    r"(?:\[rank\d+\]: )?(?:frame #\d+: |    @ +0x|\s+[~^]+\s*$|C\+\+ CapturedTraceback|#\d+ |Extension modules: )"
+)
 _FRAME = re.compile(r"(?:\[rank\d+\]: )?  File \"")
-_MAX_FRAMES = 4  # before and after what is left out
-_MAX_LINES = 60
+_MAX_FRAMES = 3  # before and after what is left out
+_MAX_LINES = 120
 _UNPLAYABLE = {"out_of_memory"}  # the kernel's counters prove it, not the output
 
 
@@ -77,21 +80,22 @@ def _left(failure: dict[str, Any], stderr: str) -> tuple[str, str]:
     code = failure["exit_code"]
     if failure["message"] and code in (-15, -9):  # it had failed before tenax stopped it
         code = 1
-    known = failure["message"][:60] in stderr.replace("\n", " ") or not failure["message"]
-    return f"exit {code}", _clean(stderr if known else failure["traceback"])
+    is_printed = failure["message"][:60] in stderr.replace("\n", " ")
+    if not is_printed and not failure["traceback"] and failure["error_type"]:
+        return "raises", _clean(failure["message"])  # known from its error file, of which the report has one line
+    return f"exit {code}", _clean(stderr if is_printed or not failure["traceback"] else failure["traceback"])
 
 
 def _clean(text: str) -> str:
     lines = [line.rstrip() for line in text.rstrip().split("\n") if not _NOISE.match(line)]
     text = "\n".join(_with_few_frames(lines)[-_MAX_LINES:])
-    packages, standard = sysconfig.get_path("purelib"), sysconfig.get_path("stdlib")
     for path, name in (
         (str(_HERE), "/job"),
-        (packages, "/venv/lib/python3/site-packages"),
-        (standard, "/usr/lib/python3"),
+        (sysconfig.get_path("stdlib"), "/usr/lib/python3"),
         (sys.prefix, "/venv"),
     ):
         text = text.replace(path, name)
+    text = re.sub(r"/[^\s\"']*/site-packages\b", "/venv/lib/python3/site-packages", text)
     text = re.sub(r"/\S*/(?:tenax-lane-[^/\s'\"]+|corpus_\w+)/[a-z_0-9]+(?=[/'\"\s.:,]|$)", "/job", text)
     text = re.sub(r"/\S*/failures/verdicts\b", "/job", text)
     text = re.sub(r"[\x00-\x08\x0b-\x1f]", "", text)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
+from kit.processes import TIMEOUT_S
 from tenax._core.requests import LogsRequest
 from tenax._logs.query import MAX_BYTES
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest
@@ -22,8 +23,6 @@ pytestmark = pytest.mark.process
 
 if TYPE_CHECKING:
     from tenax._logs.writer import LogWriter
-
-TIMEOUT_S = 30.0
 
 
 class Node:

@@ -465,9 +465,7 @@ def test_auto_preloads_installed_modules(runner: Runner) -> None:
 def test_auto_does_not_try_packages_that_are_known_to_read_the_rank(runner: Runner) -> None:
     """The attempt would delay the workers by a second or more."""
     _installed(runner, "others_kit", "")
-    env = _installed(
-        runner, "torchmetrics", f"import os\nopen(f'{runner.notes}/{{os.getpid()}}', 'w').close()"
-    )
+    env = _installed(runner, "torchmetrics", f"import os\nopen(f'{runner.notes}/{{os.getpid()}}', 'w').close()")
     script = runner.script("import torchmetrics, others_kit")
     done = runner.run("--nproc-per-node", "2", "--max-restarts", "1", script, env=env)
     assert done.code == 0, done.err

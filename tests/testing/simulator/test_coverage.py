@@ -8,7 +8,8 @@ from tenax.testing.simulator.draw import ETCD_KINDS, ISOLATION, KINDS
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import WorkerBehaviour
 
-SEEDS = range(1, 251)
+# The first ones reached everything when they were chosen. The search continues where they no longer do.
+SEEDS = (4, 5, 9, 14, 16, 24, 38, 41, 42, 48, 70, 73, *range(1, 251))
 SITUATIONS = [
     "Fenced(",
     "Fenced(generation=1, why=disconnected from the coordinator for too long",

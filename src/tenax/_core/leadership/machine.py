@@ -638,6 +638,8 @@ class Leadership:
         self.leader, self.term = None, 0
         self._last_record = term.last_record or self._last_record
         term.close()
+        if term.unstored_cancel:  # the operator was answered that the run stops
+            self._outputs += self.client.cancel(term.unstored_cancel)
         self._print(f"this node no longer serves the coordinator: {why}")
 
     # --- leaving ------------------------------------------------------------------------------------------------------

@@ -163,6 +163,11 @@ class LinkClient:
         return self.phase is LinkPhase.UNLINKED
 
     @property
+    def is_unleased(self) -> bool:
+        """Whether the workers of this node may run without a lease. Once it has left, it does not reconnect."""
+        return self.is_sole_host and not self.is_finished
+
+    @property
     def where(self) -> str:
         return f"the coordinator {self.location}".rstrip()
 
@@ -271,11 +276,10 @@ class LinkClient:
                 return [Forward(frame)]
             case wire.BeatAnswer(number, counts) if self.is_linked:
                 self._last_answer = max(self._last_answer, number)
-                if counts:
-                    self.lease.answered(number)
-                    return self._hold(now)
-                self.lease.received(number)
-                return []
+                if not counts:
+                    return []
+                self.lease.answered(number)
+                return self._hold(now)
             case wire.Challenge(nonce) if self.phase is LinkPhase.GREETING and len(nonce) == wire.NONCE_BYTES:
                 self.phase = LinkPhase.PROVING
                 self._nonce, self._attempted_at = nonce, now

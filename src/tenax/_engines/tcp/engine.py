@@ -183,6 +183,7 @@ class TcpEngine(LinkedEngine):
             policy=self._node.policy,
             tls=tls,
             record=self._node.record_run(run),
+            is_unleased=lambda node_id: node_id == self._info.node_id and self._machine.is_unleased,
             on_node_gone=self._on_node_gone,
             on_change=self._write_marker,
             on_tick=self._touch_marker,

@@ -135,14 +135,18 @@ class AgentProcess(Process):
         match command:
             case commands.SendMessage(message):
                 self._do(self.client.send(self._with_offer(message) if self.client.is_linked else message))
-            case commands.StartWorkers(assignment):
+            case commands.StartWorkers(assignment, survivors):
                 self.cluster.checks.served(self, assignment, self._stores)
                 self._stores = []
-                self.keeper.start(assignment)
+                self.keeper.start(assignment, survivors)
+            case commands.HoldWorkers(generation, local_ranks):
+                self.keeper.end(generation, local_ranks)
+            case commands.StopWorker(local_rank=local_rank, signal=signal):
+                self.keeper.stop(local_rank, signal)
             case commands.SignalWorkers(_, signal, _):
                 self.keeper.signal(signal)
-            case commands.ClearNode(generation):
-                self.keeper.clear(generation)
+            case commands.ClearNode(generation, held):
+                self.keeper.clear(generation, held)
             case commands.KillNode(generation, _):
                 self.keeper.kill(generation)
             case commands.ExamineFailure():
