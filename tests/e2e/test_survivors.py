@@ -15,6 +15,8 @@ from kit.jobs import TIMEOUT_S, Runner
 from kit.processes import needs_torch
 from lanes.survivor_chain import expected
 
+WORKER = Path(__file__).parents[1] / "lanes" / "survivor_main.py"
+
 
 class Reports:
     """The reports of the workers, in the order in which they connected."""
