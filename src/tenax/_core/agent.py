@@ -152,12 +152,8 @@ class AgentMachine(HangObserver):
                 self._on_worker_ended(_as_exit(event), now)
             case events.WorkerOptedIn() | events.WorkerOptedOut() | events.WorkerHeld():
                 self._handle_survivor_event(event, now)
-            case events.FailureExamined(_, local_rank, evidence):
-                self._on_failure_examined(local_rank, evidence, now)
-            case events.WorkerRaised(_, local_rank):
-                self._on_worker_raised(local_rank, now)
-            case events.LastLinesRead(_, local_rank, lines, log_file):
-                self._on_last_lines(local_rank, lines, log_file)
+            case events.FailureExamined() | events.WorkerRaised() | events.LastLinesRead():
+                self._handle_evidence(event, now)
             case events.ScopeExpired():
                 self._on_scope_expired(event, now)
             case events.StacksRefused(_, local_rank, why):
@@ -385,6 +381,19 @@ class AgentMachine(HangObserver):
             evidence=evidence,
             was_late=is_late,
         )
+
+    def _handle_evidence(
+        self, event: events.FailureExamined | events.WorkerRaised | events.LastLinesRead, now: float
+    ) -> None:
+        match event:
+            case events.FailureExamined(_, local_rank, evidence):
+                self._on_failure_examined(local_rank, evidence, now)
+            case events.WorkerRaised(_, local_rank):
+                self._on_worker_raised(local_rank, now)
+            case events.LastLinesRead(_, local_rank, lines, log_file):
+                self._on_last_lines(local_rank, lines, log_file)
+            case _:
+                assert_never(event)
 
     def _on_failure_examined(self, local_rank: int, evidence: Evidence, now: float) -> None:
         state, examination = self.state, self.state.last.examination
