@@ -44,7 +44,7 @@ def measure(settings: Settings, samples: Samples) -> None:
             _elastic(THEIR_SIZES[:1], 1, samples, processes=1)
         else:
             _elastic(THEIR_SIZES, settings.repetitions(2), samples)
-    if OURS in names:
+    if OURS in names and not settings.quick:
         settings.settle(samples)
         _ours(sizes, repetitions, samples)
 

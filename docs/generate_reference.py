@@ -54,6 +54,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.rendezvous.utils": (),
     "tenax.preemption": (),
     "tenax.progress": (),
+    "tenax.elastic": (),
     "tenax.data": (),
     "tenax.metrics": (),
     "tenax.events": (),

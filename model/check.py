@@ -170,7 +170,7 @@ WORLDS = (
     Check("two members and one more node", _PAIR_AND_ONE),
     Check("three members", _THREE),
     Check("two members and one more node, three terms", _THREE_TERMS),
-    Check("one member", _ALONE, is_quick=True),
+    Check("one member", _ALONE),
     Check("one member and two more nodes", World(nodes=3, members=1, has_focus=True)),
     Check("two members, leaders resign", World(has_focus=True, leaders_resign=True)),
     Check("two members, late requests", World(has_focus=True, is_vain=True)),
@@ -211,7 +211,7 @@ MISTAKES = (
     _mistake("the fence counts from the answer", _TWO_SLOW),
     _mistake("fence later than the lease", _TWO),
     _mistake("workers start with an old fence", World(generations=3, workers_stop=True)),
-    _mistake("silent for a fence is lost", _TWO, is_quick=True),
+    _mistake("silent for a fence is lost", _TWO),
     _mistake("a link that broke is a death", World(has_focus=True, links_break=True)),
     _mistake(
         "missing at the deadline is lost, though it was here",
@@ -226,7 +226,7 @@ MISTAKES = (
     _mistake("a proof of death needs no wait", _THREE),
     _mistake("a proof of death counts from before the election", _THREE_TERMS),
     _mistake("record read before the election was won", World(), (*_S1, *_S2)),
-    _mistake("said before it is written", World(), ("WrittenFirst",), is_quick=True),
+    _mistake("said before it is written", World(), ("WrittenFirst",)),
     _mistake("a verdict is overwritten", _DECISIONS, ("NothingAfterTheVerdict",)),
     _mistake("a run anew where the record is gone", _DECISIONS, ("NothingAfterTheVerdict", *_S2)),
 )

@@ -26,7 +26,8 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
 
 gc.disable()  # until the tests are collected: hardly any of that becomes garbage
 
-pytest_plugins = ["kit.etcd", "kit.kinds"]  # the fixtures etcd and make_etcd; the kind of every test
+# The fixtures etcd, make_etcd and torch_python; the kind of every test.
+pytest_plugins = ["kit.etcd", "kit.kinds", "kit.torch_python"]
 
 
 def pytest_collection_finish() -> None:

@@ -54,6 +54,10 @@ class _ProgressFile:
         self._count += 1
         self.write()
 
+    def begin_generation(self) -> None:
+        self._first, self._last, self._count, self.phase = None, (-1, 0.0), 0, b""
+        self.write()
+
     def write(self) -> None:
         first, first_at = self._first if self._first is not None else (-1, 0.0)
         last, last_at = self._last
@@ -78,6 +82,9 @@ class _Worker:
         if not self._is_disabled and (self._file is not None or not self._open()):
             self._is_disabled = True
         return None if self._is_disabled else self._file
+
+    def has_reported(self) -> bool:
+        return self._file is not None
 
     def _open(self) -> bool:
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
@@ -128,3 +135,11 @@ def phase(name: str) -> Iterator[None]:
     finally:
         file.phase = before
         file.write()
+
+
+def begin_generation() -> None:
+    """This process takes part in another generation: its first step has not been reported yet."""
+    if _worker.has_reported():
+        file = _worker.file()
+        if file is not None:
+            file.begin_generation()

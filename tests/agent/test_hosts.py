@@ -20,7 +20,7 @@ HOST = """
 import asyncio, os, signal, sys, threading
 from tenax.agent.server import LocalElasticAgent, SimpleElasticAgent, WorkerSpec
 from tenax.multiprocessing import SignalException
-from kit.processes import descriptors, python
+from kit.descriptors import descriptors
 
 WORKER = '''
 import os, signal, sys
@@ -41,8 +41,8 @@ class WithHooks(LocalElasticAgent):
 def agent(kind=LocalElasticAgent, **options):
     # The workers write to the standard output of this process, which the test reads.
     os.dup2(1, 2)
-    command, *args = python(WORKER)
-    spec = WorkerSpec(entrypoint=command, args=tuple(args), local_world_size=2, monitor_interval=0.01)
+    args = ("-I", "-S", "-c", WORKER)
+    spec = WorkerSpec(entrypoint=sys.executable, args=args, local_world_size=2, monitor_interval=0.01)
     return kind(spec, **options)
 
 def handlers():

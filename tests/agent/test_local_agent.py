@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_agent_functions import environment, fail_first, fail_on_rank_1, identify, kill_my_parent, wait_for_a_line
 
 from kit.addresses import own_endpoint
 from kit.processes import AT_ONCE_S, TIMEOUT_S, forks_with_threads, gone, leaving_nothing, on_linux
@@ -75,22 +76,11 @@ def make(tmp_path: Path) -> Iterator[Maker]:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def identify(text: str) -> tuple[str, str, str]:
-    return text, os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-
-
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_return_values_are_keyed_by_global_rank(make: Maker, method: str) -> None:
     result = make.run(identify, "hello", workers=3, start_method=method)
     assert result == RunResult(WorkerState.SUCCEEDED, {rank: ("hello", str(rank), "0") for rank in range(3)}, {})
     assert not result.is_failed()
-
-
-def fail_first(folder: str) -> str:
-    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    if attempt < 2 and os.environ["RANK"] == "1":
-        raise ValueError(f"attempt {attempt}")
-    return f"attempt {attempt}"
 
 
 def test_return_values_are_those_of_the_last_generation(make: Maker, tmp_path: Path) -> None:
@@ -103,12 +93,6 @@ def test_return_values_are_those_of_the_last_generation(make: Maker, tmp_path: P
 
 def test_a_program_returns_none_for_each_rank(make: Maker) -> None:
     assert make.shell("exit 0", workers=2).return_values == {0: None, 1: None}
-
-
-def fail_on_rank_1() -> None:
-    if os.environ["RANK"] == "1":
-        raise ValueError("boom")
-    signal.pause()
 
 
 def test_a_failure_contains_its_cause(make: Maker) -> None:
@@ -254,10 +238,6 @@ class ScriptedEngine(EngineRendezvousHandler):
         return True
 
 
-def environment(*names: str) -> list[str]:
-    return [os.environ[name] for name in names]
-
-
 def test_a_node_of_several_returns_its_own_values(make: Maker) -> None:
     """By global rank; the workers' environment describes the whole group."""
     handler = ScriptedEngine(Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded"), NodeSucceeded)
@@ -349,25 +329,6 @@ def test_a_lost_keeper_leaves_no_worker_behind(make: Maker, tmp_path: Path, meth
     assert gone(pids, AT_ONCE_S if method == "fork" else 0)
 
 
-def kill_my_parent(notes: str, leaves_a_daemon: bool) -> None:
-    """A worker, optionally with a child in another session, which the death of the keeper does not reach."""
-    keeper = os.getppid()
-
-    def note() -> None:
-        with open(notes, "a") as file:
-            print(os.getpid(), file=file, flush=True)
-
-    note()
-    if leaves_a_daemon and os.fork() == 0:
-        os.setsid()
-        note()
-        leaves_a_daemon = False
-    if not leaves_a_daemon:
-        os.kill(keeper, signal.SIGKILL)
-    while True:
-        signal.pause()
-
-
 # --- threads and reuse -----------------------------------------------------------------------------------------------
 
 
@@ -432,11 +393,6 @@ def test_two_forking_agents_run_in_parallel(tmp_path: Path) -> None:
             (tmp_path / name / "fifo").write_text("go\n")
             threads[name].join(30)
             assert ended[-1] == name
-
-
-def wait_for_a_line(fifo: str) -> None:
-    Path(fifo).write_text("here\n")
-    Path(fifo).read_text()
 
 
 def test_an_agent_can_run_twice(make: Maker) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kit.processes import TIMEOUT_S
+from kit.processes import TIMEOUT_S, needs_torch
+from kit.torch_python import TorchPython
 from tenax import events, metrics
 from tenax._node.sinks import Sinks
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
@@ -32,20 +30,21 @@ CASES = {
 }
 
 
-def record(root: str) -> list[dict[str, list[Any]]]:
+def record(torch_python: TorchPython, root: str) -> list[dict[str, list[Any]]]:
     """Return the events and metrics of each case, with the modules of this root."""
-    command = [sys.executable, str(_TOY), root, json.dumps(list(CASES.values()))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT_S * 3)
+    done = torch_python.run(str(_TOY), root, json.dumps(list(CASES.values())))
+    assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_a_third_party_agent_emits_the_same_events_and_metrics_as_with_torch() -> None:
+@needs_torch
+def test_a_third_party_agent_emits_the_same_events_and_metrics_as_with_torch(torch_python: TorchPython) -> None:
     """In the same order, with the same source, keys and ranks.
 
     Except that tenax knows the group when it assigns ranks.
     """
-    for case, torchs, tenaxs in zip(CASES, record("torch.distributed.elastic"), record("tenax"), strict=True):
+    roots = ("torch.distributed.elastic", "tenax")
+    for case, torchs, tenaxs in zip(CASES, *(record(torch_python, root) for root in roots), strict=True):
         for name, _, _, values in tenaxs["events"] + torchs["events"]:
             if name.endswith("ASSIGN_WORKER_RANKS"):
                 del values["group_rank"], values["group_world_size"]

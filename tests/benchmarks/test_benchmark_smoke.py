@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -18,8 +17,9 @@ from benchmarks.report import BASELINE, OURS, Row
 from benchmarks.running import HERE
 from benchmarks.samples import Samples
 
+from kit.processes import needs_torch
+
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 # These cases have separate code for TorchElastic or torch; in the others torchrun is one more launcher.
 BESIDE_TORCHRUN = ("launch", "rendezvous", "store")
 CASES = [case for case in MEASUREMENTS if case not in ("torch_workers", "memory")]  # test_benchmark_torch_workers.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +14,9 @@ from benchmarks.report import BASELINE, OURS
 from benchmarks.samples import Samples
 
 from benchmarks import memory, torch_workers
+from kit.processes import TIMEOUT_S, needs_torch
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-TIMEOUT_S = 30
 
 
 def samples_of(what: str, torchrun: float, tenax: float) -> Samples:

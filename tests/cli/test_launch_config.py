@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import inspect
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 from tenax.launcher.api import LaunchConfig
 
 FIELDS = [
@@ -68,8 +67,8 @@ def test_the_defaults_are_torchelastics() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real LaunchConfig")
-def test_the_fields_are_torchelastics() -> None:
+@needs_torch
+def test_the_fields_are_torchelastics(torch_python: TorchPython) -> None:
     """With the same order and defaults; tenax's own come after them."""
     dump = (
         "import dataclasses, json; from torch.distributed.launcher.api import LaunchConfig;"
@@ -77,7 +76,8 @@ def test_the_fields_are_torchelastics() -> None:
         "print(json.dumps([(f.name, None if f.default is none else f.default, f.default is none,"
         " f.default_factory is not none) for f in dataclasses.fields(LaunchConfig)]))"
     )
-    done = subprocess.run([sys.executable, "-c", dump], capture_output=True, text=True, check=True, timeout=100)
+    done = torch_python.run("-c", dump)
+    assert done.returncode == 0, done.stderr
     torchs = json.loads(done.stdout.splitlines()[-1])
     none = dataclasses.MISSING
     tenaxs = [

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 from tenax.cli.arguments import read
 from tenax.cli.flags import BY_DEST, BY_SPELLING, FLAGS
 from tenax.run import get_args_parser
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real torchrun"),
+    needs_torch,
     pytest.mark.process,
 ]
 
@@ -95,16 +94,10 @@ TENAX_ONLY = {
 
 
 @pytest.fixture(scope="module")
-def torchrun():
+def torchrun(torch_python: TorchPython):
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-    done = subprocess.run(
-        [sys.executable, "-c", DUMP, json.dumps(LINES)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    done = torch_python.run("-c", DUMP, json.dumps(LINES), environ=environ)
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 

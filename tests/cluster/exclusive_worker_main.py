@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import fcntl
 import os
-import runpy
-from pathlib import Path
 
-ALIVE = Path(os.environ["E2E_NOTES"]) / "alive"
-ALIVE.mkdir(exist_ok=True)
+NOTES = os.environ["E2E_NOTES"]
+ALIVE = f"{NOTES}/alive"
+os.makedirs(ALIVE, exist_ok=True)
 generation = os.environ["TENAX_GENERATION"]
 name = f"{generation}-{os.environ['RANK']}-{os.getpid()}"
-lock = os.open(ALIVE / f".{name}", os.O_CREAT | os.O_RDWR)
+lock = os.open(f"{ALIVE}/.{name}", os.O_CREAT | os.O_RDWR)
 fcntl.flock(lock, fcntl.LOCK_EX)
-os.rename(ALIVE / f".{name}", ALIVE / name)  # visible to others only once it is locked
+os.rename(f"{ALIVE}/.{name}", f"{ALIVE}/{name}")  # visible to others only once it is locked
 for other in os.listdir(ALIVE):
     if not other.startswith((".", f"{generation}-")):
-        descriptor = os.open(ALIVE / other, os.O_RDWR)
+        descriptor = os.open(f"{ALIVE}/{other}", os.O_RDWR)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            with open(ALIVE.parent / "overlaps", "a") as file:
+            with open(f"{NOTES}/overlaps", "a") as file:
                 file.write(f"{name} starts, and {other} is alive (generation-rank-pid)\n")
         finally:
             os.close(descriptor)
-runpy.run_path(str(Path(__file__).parents[1] / "kit" / "worker_main.py"), run_name="__main__")
+_worker = os.path.join(os.path.dirname(__file__), "..", "kit", "worker_main.py")
+with open(_worker) as _file:
+    exec(compile(_file.read(), _worker, "exec"))

@@ -16,7 +16,7 @@ import pytest
 
 from kit.cluster import Agent, Cluster
 from kit.etcd import EtcdCluster, needs_etcd
-from kit.processes import until
+from kit.processes import TIMEOUT_S, until
 from network.etcd_members import records_of
 from tenax._core.leadership.keys import Keys, Leader
 
@@ -28,7 +28,6 @@ TAKES_OVER = "this node takes over the coordinator"
 PLAIN = "the links between agents are not encrypted"
 REFUSED = 71
 PATIENT = {"keep_alive_max_attempt": 20}
-TIMEOUT_S = 30.0
 
 
 def leader_of(cluster: Cluster, etcd: EtcdCluster) -> Leader:

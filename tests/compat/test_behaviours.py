@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
+
+pytestmark = needs_torch
+
 _CATALOGUE = Path(__file__).with_name("catalogue.py")
 
 _NO_FILES = "with /dev/null as log folder there are no paths, instead of paths below it; filters still apply"
@@ -50,20 +55,27 @@ DIFFERENT = {
 
 
 @pytest.fixture(scope="module")
-def results() -> tuple[dict[str, str], dict[str, str]]:
-    """The results of torch and of tenax, each from its own process."""
-    pytest.importorskip("torch", reason="torch is not installed")
+def results(
+    torch_python: TorchPython, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The results of torch and of tenax, each from its own process.
+
+    tenax counts devices with the torch of another interpreter; here a small module stands for it, as in
+    ``test_devices.py``.
+    """
+    like_torch = tmp_path_factory.mktemp("like_torch")
+    (like_torch / "torch.py").write_text("class xpu:\n    device_count = staticmethod(lambda: 0)\n")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCH"))}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(_CATALOGUE), root], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ
-        )
-        for root in ("torch", "tenax")
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    torchs, tenaxs = map(json.loads, outputs)
-    return torchs, tenaxs
+    torchs = torch_python.run(str(_CATALOGUE), "torch", environ=environ)
+    tenaxs = subprocess.run(
+        [sys.executable, str(_CATALOGUE), "tenax"],
+        env={**environ, "PYTHONPATH": str(like_torch)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (torchs.returncode, tenaxs.returncode) == (0, 0), torchs.stderr + tenaxs.stderr
+    return json.loads(torchs.stdout), json.loads(tenaxs.stdout)
 
 
 def test_the_results_are_the_same_as_torchs(results: tuple[dict[str, str], dict[str, str]]) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 
 GENERATOR = Path(__file__).parents[2] / "docs" / "generate_compatibility.py"
 
@@ -45,12 +46,9 @@ def generator() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, Any]:
+def known(torch_python: TorchPython) -> dict[str, Any]:
     """The page, and the result for each module and name of the installed torch."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    done = subprocess.run(
-        [sys.executable, GENERATOR, "--json"], capture_output=True, text=True, check=False, timeout=100
-    )
+    done = torch_python.run(str(GENERATOR), "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -60,11 +58,13 @@ def results(known: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     return [(module, *each) for module, entry in known["modules"].items() for each in entry["names"]]
 
 
+@needs_torch
 def test_the_walk_finds_the_modules_of_torch(known: dict[str, Any]) -> None:
     assert set(known["modules"]) >= _EXPECTED
     assert len(results(known)) > 200
 
 
+@needs_torch
 def test_every_public_name_exists_or_has_a_reason(known: dict[str, Any]) -> None:
     """Every call that torch accepts is accepted."""
     assert [f"{module}: {note}" for module, _, state, note in results(known) if state == "wrong"] == []
@@ -93,6 +93,7 @@ def test_a_method_listed_as_absent_must_exist_only_in_torch(generator: ModuleTyp
     ]
 
 
+@needs_torch
 def test_the_tables_have_no_obsolete_entries(generator: ModuleType, known: dict[str, Any]) -> None:
     """For names that torch no longer has, or that tenax has now."""
     absent = {f"{module}.{name}" for module, name, state, _ in results(known) if state == "absent"}
@@ -103,24 +104,19 @@ def test_the_tables_have_no_obsolete_entries(generator: ModuleType, known: dict[
     assert [key for key, note in generator.DIFFERENT.items() if note not in notes] == []
 
 
+@needs_torch
 def test_the_page_is_up_to_date(generator: ModuleType, known: dict[str, Any]) -> None:
     assert generator.PAGE.read_text() == known["page"]
 
 
-def test_compat_redirects_every_path_of_torch(known: dict[str, Any]) -> None:
+@needs_torch
+def test_compat_redirects_every_path_of_torch(known: dict[str, Any], torch_python: TorchPython) -> None:
     code = """
 import importlib, json, os
 import tenax.compat
 print(json.dumps({name: importlib.import_module(name).__name__ for name in json.loads(os.environ["NAMES"])}))
 """
     names = [name for name in known["modules"] if not name.startswith("torch.numa")]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NAMES": json.dumps(names)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    done = torch_python.run("-c", code, environ={**os.environ, "NAMES": json.dumps(names)})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {name: known["modules"][name]["ours"] for name in names}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 
 from .conftest import Python
 
@@ -279,10 +280,10 @@ def test_torch_is_found_if_sys_path_changes_later(bare: Python, like_torch: str)
 # --- with the real one ------------------------------------------------------------------------------------------------
 
 
-def test_real_torch_works_with_the_redirected_modules() -> None:
+@needs_torch
+def test_real_torch_works_with_the_redirected_modules(torch_python: TorchPython) -> None:
     """``import torch`` does not import its elastic package, so tenax.compat may be installed later. Modules of torch
     that use elastic (checkpoints, the old launcher) work with tenax's."""
-    pytest.importorskip("torch", reason="torch is not installed")
     code = """
         import json, sys
         import torch, torch.distributed as dist
@@ -303,9 +304,7 @@ def test_real_torch_works_with_the_redirected_modules() -> None:
         results["record"] = record.__module__
         print(json.dumps(results))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = torch_python.run("-c", textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "launched": False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,11 +9,11 @@ import sys
 import pytest
 
 from kit.jobs import Runner
+from kit.processes import needs_torch
 
 from .conftest import Python
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="requires /proc")
-has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 # Uses names of all packages as TorchElastic's documentation shows.
 WORKER = """
@@ -93,7 +92,7 @@ def printed(out: str) -> list[object]:
     return sorted(json.loads(line) for line in out.splitlines() if line.startswith("["))
 
 
-@has_torch
+@needs_torch
 def test_a_training_script_runs_with_torch(runner: Runner) -> None:
     """It uses torch's collectives and tenax's modules for elastic, which can be preloaded like torch's."""
     script = runner.script(worker(TRAIN, "import torch, torch.distributed as dist"))
@@ -168,7 +167,7 @@ def test_a_launcher_starts_functions_and_programs(runner: Runner, bare: Python, 
     ]
 
 
-@has_torch
+@needs_torch
 def test_a_launcher_runs_with_torch(runner: Runner) -> None:
     script = runner.script(LAUNCHER, "launcher.py")
     program = [sys.executable, "-m", "tenax.compat"]
@@ -185,7 +184,7 @@ def test_python_m_torch_distributed_run_is_tenax_run(runner: Runner, bare: Pytho
     assert sorted(done.out.splitlines()) == ["tenax 0", "tenax 1"]
 
 
-@has_torch
+@needs_torch
 def test_torch_distributed_launch_uses_tenax_run(runner: Runner) -> None:
     """The module itself is torch's."""
     script = runner.script("import sys; print(sys.argv[1:])")

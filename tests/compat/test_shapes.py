@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
+
+pytestmark = needs_torch
+
 _ELASTIC = (
     *("agent.server", "agent.server.api", "agent.server.local_elastic_agent", "agent.server.health_check_server"),
     *("multiprocessing", "multiprocessing.api", "multiprocessing.errors", "multiprocessing.errors.error_handler"),
@@ -61,17 +66,13 @@ ADDED = {"SelfReport", "ForwardingRendezvousHandler", "TimerTable", "Generic"} |
 
 
 @pytest.fixture(scope="module")
-def shapes() -> tuple[dict[str, Any], dict[str, Any]]:
+def shapes(torch_python: TorchPython) -> tuple[dict[str, Any], dict[str, Any]]:
     """The shapes of torch and of tenax, each from its own process."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    processes = [
-        subprocess.Popen([sys.executable, str(_SHAPES), *names], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        for names in (MODULES.keys(), MODULES.values())
-    ]
-    outputs = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    torchs, tenaxs = map(json.loads, outputs)
-    return torchs, tenaxs
+    torchs = torch_python.run(str(_SHAPES), *MODULES.keys())
+    command = [sys.executable, str(_SHAPES), *MODULES.values()]
+    tenaxs = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (torchs.returncode, tenaxs.returncode) == (0, 0), torchs.stderr + tenaxs.stderr
+    return json.loads(torchs.stdout), json.loads(tenaxs.stdout)
 
 
 @pytest.mark.parametrize("module", MODULES)

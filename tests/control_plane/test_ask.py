@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kit.jobs import TENAX, Runner
-from kit.processes import TIMEOUT_S, Program, leaving_nothing, on_linux, program
+from kit.processes import TIMEOUT_S, Program, leaving_nothing, needs_torch, on_linux, program
 from tenax.cli.ask import Answer, Question, ask_worker, parse_question, sockets_at
 from tenax.cli.flags import UsageError
 
 __all__ = ["program"]
 
 pytestmark = on_linux
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -107,11 +104,12 @@ def test_a_worker_that_exited_or_does_not_answer_is_reported(tmp_path: Path) -> 
     assert "tenax ask: rank1: no answer within 0.1 s; the worker may be in native code" in done.stderr
 
 
-@needs_torch
-def test_torchs_own_worker_server_can_be_queried(program: Callable[..., Program], tmp_path: Path) -> None:
-    """List, ping, traceback, parameters and errors."""
-    path = str(tmp_path / "torch")
-    run = program(
+@pytest.fixture(scope="module")
+def torchs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of torch's own server, in a process that has imported torch, which takes two seconds."""
+    folder = tmp_path_factory.mktemp("torch")
+    path = str(folder / "socket")
+    run = Program(
         """
         import sys
         from torch._C._distributed_c10d import _WorkerServer, _register_handler
@@ -124,9 +122,18 @@ def test_torchs_own_worker_server_can_be_queried(program: Callable[..., Program]
         import signal
         signal.pause()
         """,
+        folder,
         path,
     )
     assert run.pipe.line() == "here"
+    yield path
+    run.close()
+
+
+@needs_torch
+def test_torchs_own_worker_server_can_be_queried(torchs_server: str) -> None:
+    """List, ping, traceback, parameters and errors."""
+    path = torchs_server
     assert "dump_traceback" in ask(path).stdout.splitlines()
     assert ask(path, "ping").stdout == "pong\n"
     assert ask(path, "echo", "word=a b&c").stdout == "a b&c\n"
@@ -134,24 +141,28 @@ def test_torchs_own_worker_server_can_be_queried(program: Callable[..., Program]
     done = ask(path, "unknown")
     assert done.returncode == 1
     assert "unknown" in done.stderr
-    run.send(signal.SIGKILL)
-    run.wait()
 
 
 @needs_torch
-def test_the_worker_server_answers_like_torchs(program: Callable[..., Program], tmp_path: Path) -> None:
+def test_the_worker_server_answers_like_torchs(
+    program: Callable[..., Program], tmp_path: Path, torchs_server: str
+) -> None:
     """The same requests get the same status and content type."""
+    tenaxs_server = str(tmp_path / "tenax")
+    run = program(
+        """
+        import signal, sys
+        from tenax.control_plane._server import WorkerServer
+        server = WorkerServer(sys.argv[1])
+        server.start()
+        print("here", flush=True)
+        signal.pause()
+        """,
+        tenaxs_server,
+    )
+    assert run.pipe.line() == "here"
     answers = []
-    for name, make in (
-        ("torch", "from torch._C._distributed_c10d import _WorkerServer as Server; server = Server(sys.argv[1])"),
-        (
-            "tenax",
-            "from tenax.control_plane._server import WorkerServer; server = WorkerServer(sys.argv[1]); server.start()",
-        ),
-    ):
-        path = str(tmp_path / name)
-        run = program(f"import signal, sys\n{make}\nprint('here', flush=True)\nsignal.pause()", path)
-        assert run.pipe.line() == "here"
+    for path in (torchs_server, tenaxs_server):
         found = {}
         for request in ("POST /handler/ping", "POST /handler/unknown", "GET /handler/", "GET /", "GET /nowhere"):
             with socket.socket(socket.AF_UNIX) as sock:
@@ -165,8 +176,6 @@ def test_the_worker_server_answers_like_torchs(program: Callable[..., Program], 
                 is_json = any(b"json" in line for line in kind)
                 found[request] = (head.split()[1], is_json, body if b"ping" in request.encode() else b"")
         answers.append(found)
-        run.send(signal.SIGKILL)
-        run.wait()
     assert answers[0] == answers[1]
 
 

@@ -426,6 +426,8 @@ class RandomNode:
             case 7 | 8:
                 if rng.random() < 0.5:
                     return events.LastLinesRead(generation, rank, ("step 1",))
+                if rng.random() < 0.3:
+                    return events.WorkerRaised(generation, rank)
                 return events.FailureExamined(generation, rank, self._evidence())
             case 9:
                 return events.NodeCleared(generation)

@@ -36,17 +36,17 @@ class StartsBeforeTheLastGenerationStopped(AgentMachine):
 
     def _on_generation_formed(self, assignment, now: float) -> None:
         if self.state.phase is Phase.STOPPING:
-            self.state.phase = Phase.JOINING
+            self._start(assignment, now)
         super()._on_generation_formed(assignment, now)
 
 
 class AcceptsUnrequestedClearance(AgentMachine):
     """Accepts a NodeCleared that it did not request."""
 
-    def _on_node_cleared(self, now: float) -> None:
+    def _on_node_cleared(self, held, now: float) -> None:
         if self.state.phase is Phase.STOPPING and self.state.last.stop.rung < Rung.CLEARING:
             self.state.last.stop.rung = Rung.CLEARING
-        super()._on_node_cleared(now)
+        super()._on_node_cleared(held, now)
 
 
 class AcceptsAnyGeneration(AgentMachine):

@@ -24,6 +24,13 @@ SUCCEEDED = [events.WorkerExited(1, 0, 0), events.WorkerExited(1, 1, 0)]
 LATE = events.ScopeExpired(1, 0, 100, "step", 60.0, 1e9, SIGTERM)
 ENDED = [events.WorkerExited(1, 1, -15), EXAMINED, events.NodeCleared(1)]
 
+OPTED_IN = [events.WorkerOptedIn(1, 0, 5.0), events.WorkerOptedIn(1, 1, 5.0)]
+HOLDING: list[AnyEvent] = [*UP, *OPTED_IN, events.GenerationEnded(1, "b joined")]
+ACKNOWLEDGED: list[AnyEvent] = [*HOLDING, events.WorkerHeld(1, 0), events.WorkerHeld(1, 1, 7)]
+HELD: list[AnyEvent] = [*ACKNOWLEDGED, events.NodeCleared(1, (0, 1))]
+ONE_DIED: list[AnyEvent] = [*HELD, events.WorkerExited(1, 0, -9)]
+FORMED_AGAIN = events.GenerationFormed(Assignment(2))
+
 # The events that lead to each situation. A phase has several if the machine waits for different events in it.
 SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
     "new": (Phase.NEW, []),
@@ -58,6 +65,27 @@ SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
         Phase.JOINING,
         [*UP, *SUCCEEDED, events.NodeCleared(1), events.GenerationEnded(1, "no")],
     ),
+    "running, opted in": (Phase.RUNNING, [*UP, *OPTED_IN]),
+    "running, one opted in": (Phase.RUNNING, [*UP, OPTED_IN[0]]),
+    "stopping, holding": (Phase.STOPPING, HOLDING),
+    "stopping, holding one, stopping the other": (
+        Phase.STOPPING,
+        [*UP, OPTED_IN[0], events.GenerationEnded(1, "b joined")],
+    ),
+    "stopping, holding, one has acknowledged": (Phase.STOPPING, [*HOLDING, events.WorkerHeld(1, 0)]),
+    "stopping, clearing, all are held": (Phase.STOPPING, ACKNOWLEDGED),
+    "stopping, held, evidence awaited": (
+        Phase.STOPPING,
+        [*UP, *OPTED_IN, FAILED, events.WorkerHeld(1, 1), events.NodeCleared(1, (1,))],
+    ),
+    "joining, held": (Phase.JOINING, HELD),
+    "joining, one held worker exited": (Phase.JOINING, ONE_DIED),
+    "joining, all held workers exited": (Phase.JOINING, [*ONE_DIED, events.WorkerExited(1, 1, -9)]),
+    "joining, one held worker opted out": (Phase.JOINING, [*HELD, events.WorkerOptedOut(1, 0, "no")]),
+    "joining, formed while not clear": (Phase.JOINING, [*ONE_DIED, FORMED_AGAIN]),
+    "stopping, held workers are stopped": (Phase.STOPPING, [*HELD, events.GenerationEnded(1, "no", stops=True)]),
+    "stopping, held workers are killed, formed": (Phase.STOPPING, [*HELD, events.Fenced(1, "cut off"), FORMED_AGAIN]),
+    "running, survivors": (Phase.RUNNING, [*HELD, FORMED_AGAIN]),
     "ended": (Phase.ENDED, [*UP, events.KeeperLost("gone")]),
 }
 
@@ -71,7 +99,20 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
         case events.JoinRefused | events.KeeperLost | events.Waiting | events.LeaveRequested:
             return [kind("no")]
         case events.GenerationEnded:
-            return [kind(generation, "no", is_late) for generation in generations for is_late in (False, True)]
+            return [
+                kind(generation, "no", is_late, stops=stops)
+                for generation in generations
+                for is_late in (False, True)
+                for stops in (False, True)
+            ]
+        case events.WorkerOptedIn:
+            return [kind(*where, 5.0) for where in itertools.product(generations, ranks)]
+        case events.WorkerOptedOut:
+            return [kind(*where, "no") for where in itertools.product(generations, ranks)]
+        case events.WorkerHeld:
+            return [kind(*where, 3) for where in itertools.product(generations, ranks)]
+        case events.NodeCleared:
+            return [kind(generation, held) for generation in generations for held in ((), (0,), (1,), (0, 1))]
         case events.Fenced:
             return [kind(generation, "no") for generation in generations]
         case events.RunEnded:
@@ -92,6 +133,8 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
         case events.WorkerExited:
             ends = ((0, ""), (0, "its result is lost"), (1, ""), (-9, ""), (-15, ""))
             return [kind(*where, *end) for where in itertools.product(generations, ranks) for end in ends]
+        case events.WorkerRaised:
+            return [kind(*where) for where in itertools.product(generations, ranks)]
         case events.LastLinesRead:
             return [events.LastLinesRead(1, rank, ("step 1",)) for rank in (0, 1, 7)]
         case events.FailureExamined:
@@ -111,7 +154,7 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
             return [kind(generation, HangReport(generation, 1, 2, 60.0, "no")) for generation in generations]
         case events.QuietSeen:
             return [kind(generation, 1.0, "no", who) for generation in generations for who in ((), (0, 9))]
-        case events.NodeCleared | events.HangOver | events.MovementSeen:
+        case events.HangOver | events.MovementSeen:
             return [kind(generation) for generation in generations]
         case events.SignalReceived:
             return [kind(signal, grace_s) for signal in (1, 2, 3, 15) for grace_s in (None, 0.0)]
@@ -159,7 +202,7 @@ def test_two_signals_end_the_run_in_every_situation(situation: str) -> None:
 def test_every_phase_and_rung_has_a_situation() -> None:
     assert {phase for phase, _ in SITUATIONS.values()} == set(Phase)
     rungs = {reach(name).state.last.stop.rung for name in SITUATIONS}
-    assert rungs == {Rung.NONE, Rung.SIGNALLED, Rung.CLEARING, Rung.KILLED}
+    assert rungs == set(Rung) - {Rung.ABANDONED}
 
 
 def test_a_step_does_not_change_earlier_commands() -> None:

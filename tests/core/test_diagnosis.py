@@ -7,7 +7,7 @@ import pytest
 from tenax._core.diagnosis import describe_first_cause, diagnose, missing_ranks
 from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import Evidence, Failure, Member, Stopped
-from tenax._core.run_state import Generation
+from tenax._core.run_state import Generation, ReportedHang
 
 TIMEOUT = Evidence(cause="collective_timeout", is_consequence=True, message="Timed out waiting 1000ms for recv")
 LOST = Evidence(cause="peer_lost", is_consequence=True, message="Connection reset by peer")
@@ -46,6 +46,29 @@ def test_a_cause_comes_before_earlier_consequences() -> None:
     assert [each.global_rank for each in diagnose(last, 1, is_change=False).failures] == [5, 0]
 
 
+def mismatch(rank: int, other: int) -> Evidence:
+    text = f"Rank {rank} is running collective: ALLREDUCE, but Rank {other} is running collective: BROADCAST"
+    return Evidence(cause="collective_mismatch", message=text)
+
+
+def test_the_rank_that_most_others_differ_from_is_the_first_cause() -> None:
+    """D1: they report the same mismatch, some of them earlier."""
+    last = generation({**{rank: mismatch(rank, 5) for rank in (4, 0, 1)}, 5: mismatch(5, 0)}, stopped=(2, 3, 6, 7))
+    found = diagnose(last, 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found][:2] == [(5, False), (4, True)]
+
+
+def test_the_rank_that_could_not_write_its_part_of_a_checkpoint_is_the_first_cause() -> None:
+    full = Evidence(cause="disk_full", message="CheckpointException: CheckpointException ranks:dict_keys([2])")
+    found = diagnose(generation(dict.fromkeys((5, 2), full), stopped=(0, 1, 3, 4, 6, 7)), 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(2, False), (5, True)]
+
+
+def test_two_ranks_that_differ_are_both_causes() -> None:
+    found = diagnose(generation({1: mismatch(1, 0), 0: mismatch(0, 1)}), 1, is_change=False).failures
+    assert [(each.global_rank, each.evidence.is_consequence) for each in found] == [(1, False), (0, False)]
+
+
 def test_the_rank_that_stopped_responding_is_the_first_cause_of_timeouts() -> None:
     """D2, D4: with its last lines, and no longer among the stopped."""
     last = generation({rank: TIMEOUT for rank in (0, 1, 2, 3, 4, 5, 7)}, stopped=(6,))
@@ -78,6 +101,32 @@ def test_the_errors_may_name_the_rank() -> None:
     assert first_of(generation({0: named}, stopped=(1, 2, 3, 4, 5, 6, 7)))[:2] == (3, "stopped_responding")
 
 
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("The following tasks are unhealthy (stopped sending heartbeats):\n6\nThe tasks have crashed.", [6]),
+        ("Barrier timed out. Id: init::0.\n# of tasks: 1/8.\nSome timed out task names:\n7\n6\n\nRPC: /xla", [6, 7]),
+        ("Barrier timed out. Id: Shutdown::1::0.\nThe first task: 1. Some timed out task names:\n7\n6\n", []),
+    ],
+)
+def test_jax_names_the_tasks_that_it_waits_for(text: str, rank: list[int]) -> None:
+    """At shutdown it waits for those that still work, not for the one that left."""
+    assert missing_ranks([text]) == rank
+
+
+def test_a_named_rank_may_have_failed_later_because_the_others_exited() -> None:
+    """It is in the diagnosis once, as the first cause."""
+    named = Evidence(
+        cause="collective_timeout", is_consequence=True, message="Rank 3 failed to pass monitoredBarrier in 1 s"
+    )
+    last = generation({0: named, 1: LOST, 3: LOST}, stopped=(2, 4, 5, 6, 7))
+    found = diagnose(last, 1, is_change=False).failures
+    assert found[0].reason == "stopped responding; 2 ranks timed out or lost the connection to it"
+    assert [(each.global_rank, each.evidence.cause) for each in found] == [
+        (3, "stopped_responding"), (0, "collective_timeout"), (1, "peer_lost")
+    ]  # fmt: skip
+
+
 def test_a_rank_that_exited_early_is_named_as_that() -> None:
     last = generation(dict.fromkeys((0, 1, 2), LOST), stopped=(4, 5, 6, 7))
     rank, cause, reason = first_of(last)
@@ -91,12 +140,41 @@ def test_a_rank_that_never_joined_is_named_as_that() -> None:
     assert first_of(last)[:2] == (2, "never_joined")
 
 
+@pytest.mark.parametrize(("group", "cause"), [("default_pg/0", "never_joined"), ("3", "stopped_responding")])
+def test_the_key_of_a_rank_that_gloo_waits_for_names_it(group: str, cause: str) -> None:
+    """In the default group it never joined; in a later one it stopped."""
+    waits = Evidence(
+        cause="store_timeout", is_consequence=True, message=f"wait timeout after 15000ms, keys: /{group}//cpu//0/6"
+    )
+    assert first_of(generation({0: waits}, stopped=(1, 2, 3, 4, 5, 6, 7)))[:2] == (6, cause)
+
+
+def test_workers_that_all_time_out_waited_for_each_other() -> None:
+    """D2: none was missing. Those that only lost a peer are consequences."""
+    last = generation({0: LOST, **dict.fromkeys(range(1, 8), TIMEOUT)})
+    found = diagnose(last, 1, is_change=False).failures
+    assert first_of(last)[:2] == (1, "deadlock")
+    assert [(each.global_rank, each.evidence.is_consequence) for each in (found[6], found[7])] == [
+        (7, False),
+        (0, True),
+    ]
+
+
 def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None:
     odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
     hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)
-    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=hang)
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=ReportedHang(hang))
     assert first_of(last)[:2] == (6, "stopped_responding")
     assert diagnose(last, 1, is_change=False).first.evidence.stacks == odd.stacks
+
+
+@pytest.mark.parametrize(("over_at", "rank"), [(5.0, 6), (-300.0, 0)], ids=["just before the timeout", "long before"])
+def test_a_withdrawn_hang_report_does_not_decide_unless_the_timeout_ended_it(over_at: float, rank: int) -> None:
+    """An exception that is being printed is activity, so it withdraws the report of the hang that it ends."""
+    odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
+    hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=ReportedHang(hang, over_at))
+    assert first_of(last)[0] == rank
 
 
 def test_a_lost_connection_to_a_worker_that_still_runs_proves_nothing() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tenax._core.authority import AuthorityTerms
-from tenax._core.coordinator import CoordinatorMachine, RunSettings
+from tenax._core.coordinator import CancelRequested, CoordinatorMachine, Received, RunSettings
 from tenax._core.etcd.errors import EtcdRejected
 from tenax._core.etcd.operations import Change, KeyValue, Put
 from tenax._core.events import JoinRefused
@@ -16,9 +16,9 @@ from tenax._core.leadership.keys import Keys, Leader, LeaderAddress
 from tenax._core.leadership.machine import SEED_BYTES, Leadership, Output
 from tenax._core.leadership.term import StopServing
 from tenax._core.link import wire
-from tenax._core.link.client import Emit, LinkClient
+from tenax._core.link.client import Emit, LinkClient, LinkPhase, SendFrame
 from tenax._core.link.server import LinkServer
-from tenax._core.messages import NodeInfo
+from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._core.model import Outcome, Verdict
 from tenax.testing.etcd_model import EtcdModel
 
@@ -65,7 +65,7 @@ class Elected(Follower):
         assert outputs.Listen() in self.last
         address = LeaderAddress("one", "host-a", "10.0.0.1", 4000)
         self.do(self.machine.listening(address, b"", bytes(range(SEED_BYTES)), NOW))
-        coordinator = CoordinatorMachine(RunSettings("run"))
+        coordinator = self.coordinator = CoordinatorMachine(RunSettings("run"))
         server = LinkServer("run", TERMS.lease, b"", lambda: coordinator.state, NOW, counts=self.machine.counts)
         self.do(self.machine.served(server, lambda: coordinator.state, NOW))
 
@@ -89,6 +89,20 @@ def test_a_leader_ignores_a_report_of_an_earlier_term_or_without_a_leader(leader
     elected.do(elected.machine.replaced(wire.Replaced(leader, term - 1 if is_earlier else term + 5), NOW))
     assert elected.last == []
     assert elected.machine.term == term
+
+
+def test_a_cancel_that_a_replaced_leader_could_not_store_is_sent_to_the_next_one() -> None:
+    """The operator was answered that the run stops."""
+    elected = Elected()
+    coordinator, machine = elected.coordinator, elected.machine
+    coordinator.step(Received("one", NodeJoined(elected.client.node)), NOW)
+    elected.etcd.call(Put(Keys("run").leader, msgspec.json.encode(OTHER)), NOW)
+    (send,) = coordinator.step(CancelRequested("no longer needed"), NOW).sends
+    elected.do(machine.stepped(coordinator.state, NOW, 0.0))
+    elected.do(machine.submit(send, coordinator.state, NOW, 0.0))
+    assert StopServing() in elected.last
+    elected.client.phase = LinkPhase.LINKED
+    assert SendFrame(wire.Cancel("no longer needed")) in elected.client.announce([], NOW)
 
 
 def was_linked() -> Follower:

@@ -104,6 +104,18 @@ def test_no_answer_shortens_the_lease(numbers: list[int]) -> None:
     assert proven <= 11.0
 
 
+def test_only_beats_whose_answer_can_renew_the_lease_are_remembered() -> None:
+    """A coordinator may be suspended for a day, while the node has left and waits for its workers to exit."""
+    lease = Lease(LeaseTerms(beat_s=1.0, lease_s=5.0), proven_at=0.0)
+    for at in range(1, 101):
+        lease.beat(float(at))
+    assert list(lease._sent.values()) == [96.0, 97.0, 98.0, 99.0, 100.0]
+    lease.answered(95)
+    assert lease.proven_at == 0.0
+    lease.answered(96)
+    assert lease.proven_at == 96.0
+
+
 def test_a_new_connection_continues_from_the_last_proof() -> None:
     """Only ``proven_at`` outlives a connection; its unanswered beats do not count on the next one."""
     old = Lease(LeaseTerms(), proven_at=1.0)

@@ -42,10 +42,11 @@ class LedgerChecked(CoordinatorMachine):
         is_progress = isinstance(event, run.Received) and isinstance(event.message, messages.NodeProgress)
         is_hang = any(isinstance(send.event, events.HangFound) for send in step.sends)
         if is_progress or is_hang:
-            # L2: reported steps and a hang move seconds, but only between starting, training and lost.
+            # L2: reports of workers and a hang move seconds, but only between starting, training, lost and hung.
             assert after.total_s == same(before.total_s)
             assert (after.waiting_s, after.stopping_s) == (same(before.waiting_s), same(before.stopping_s))
             assert after.lost_s >= before.lost_s - SAME
+            assert after.hung_s >= before.hung_s - SAME
         elif not is_opened:
             # L1: an event takes no time, so it moves no time between sums.
             assert [getattr(after, name) for name in NAMES] == [same(getattr(before, name)) for name in NAMES]
@@ -243,6 +244,42 @@ def test_the_end_of_a_generation_is_recorded_once() -> None:
     assert (ledger.over_at, entry.ended_by) == (9.0, "failure")
     assert ledger.spent(99.0) == Spent(waiting_s=2.0, starting_s=1.0, training_s=4.0, stopping_s=2.0)
     assert ledger.to_detect == Mean(1, 2.0)
+
+
+def test_the_time_of_a_hang_is_hung_until_there_is_activity_or_the_generation_ends() -> None:
+    """Also of a hang that was only reported, and it is not lost in addition."""
+    ledger = Ledger()
+    ledger.formed(1, "first generation", 1, 1, 0.0)
+    ledger.running(1.0)
+    ledger.stepped(1, 2.0, 4, 10.0, 10.0)
+    ledger.hung(10.0)
+    assert ledger.spent(70.0) == Spent(starting_s=2.0, training_s=8.0, hung_s=60.0)
+    ledger.resumed(80.0)
+    ledger.stepped(1, 2.0, 5, 80.0, 80.0)
+    assert ledger.spent(90.0) == Spent(starting_s=2.0, training_s=18.0, hung_s=70.0)
+    ledger.hung(75.0)  # the first report of another hang: not before the end of the last one
+    ledger.ended("failure", "rank 0 failed", None, 100.0)
+    ledger.settled(101.0)
+    assert ledger.spent(101.0) == Spent(starting_s=2.0, training_s=8.0, stopping_s=1.0, hung_s=90.0)
+    ledger.formed(2, "restart", 1, 1, 101.0)
+    ledger.running(101.0)
+    ledger.stepped(5, 101.0, 5, 101.0, 101.0)
+    assert ledger.spent(101.0) == Spent(training_s=6.0, starting_s=2.0, stopping_s=1.0, lost_s=2.0, hung_s=90.0)
+
+
+def test_importing_is_starting_even_if_a_hang_was_reported_meanwhile() -> None:
+    """With and without steps."""
+    ledger = Ledger()
+    ledger.formed(1, "first generation", 1, 2, 0.0)
+    ledger.running(1.0)
+    ledger.imported(8.0, 9.0)
+    ledger.imported(5.0, 9.0)  # of another worker
+    assert ledger.spent(10.0) == Spent(starting_s=8.0, training_s=2.0)
+    ledger.hung(2.0)
+    ledger.resumed(6.0)
+    assert ledger.spent(10.0) == Spent(starting_s=4.0, training_s=2.0, hung_s=4.0)
+    ledger.stepped(1, 9.0, 1, 9.0, 10.0)
+    assert ledger.spent(10.0) == Spent(starting_s=5.0, training_s=1.0, hung_s=4.0)
 
 
 def test_workers_that_never_ran_were_starting_until_the_end() -> None:

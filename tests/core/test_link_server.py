@@ -190,6 +190,18 @@ def test_a_silent_node_is_reset_and_lost_when_its_lease_ends() -> None:
 # --- pauses and clocks (V4, V5) ---------------------------------------------------------------------------------------
 
 
+def test_a_node_without_a_lease_is_reset_when_it_is_silent_but_not_lost() -> None:
+    """The node in the coordinator's process would not stop its workers."""
+    is_finished = False
+    links = Links(is_unleased=lambda node_id: node_id == "a" and not is_finished)
+    a, b = links.node("a"), links.node("b")
+    outputs = links.run(until=60.0)
+    assert [output.peer for output in outputs if isinstance(output, Close)] == [a, b]
+    assert [each.node_id for each in lost(outputs)] == ["b"]
+    is_finished = True
+    assert [each.node_id for each in lost(links.run(until=61.0))] == ["a"]
+
+
 def test_a_short_pause_is_not_counted_as_silence() -> None:
     links = Links()
     links.node(now=0.0)

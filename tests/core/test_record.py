@@ -159,6 +159,25 @@ def test_a_generation_ends_if_a_member_never_received_its_assignment() -> None:
     assert successor.machine.state.phase.unstopped == {"a", "c"}
 
 
+def test_a_member_that_was_refused_is_waited_for_but_not_sent_the_end_of_its_generation() -> None:
+    """A new node has taken its rank. The refusal has stopped its workers already, so C5 does not concern it."""
+    successor = Successor(record())
+    new = messages.NodeInfo("new", "host-new", rank=1, min_nodes=2, max_nodes=3)
+    successor.step(run.Received("new", messages.NodeJoined(new)))
+    successor.join("a")
+    at_work = messages.NodeJoined(
+        messages.NodeInfo("b", "b", rank=1, min_nodes=2, max_nodes=3), 1, is_running=True, group_rank=1, store=STORE
+    )
+    successor.step(run.Received("b", at_work))
+    ((to, refused),) = successor.sent
+    assert to == ("b",)
+    assert isinstance(refused, events.JoinRefused)
+    successor.tick(until=RETURN_S)
+    assert [to for to, event in successor.sent if isinstance(event, events.GenerationEnded)] == [("a",)]
+    assert isinstance(successor.phase, run.Ending)
+    assert successor.phase.unstopped == {"a", "b"}
+
+
 def test_a_settled_generation_is_not_awaited_and_not_charged_again() -> None:
     successor = Successor(record(settled=1, next_why="rank 0 on host-a failed"))
     assert isinstance(successor.phase, run.Gathering)

@@ -161,7 +161,7 @@ class ChargesLosses(CoordinatorMachine):
 
     def _after_generation(self, ending, now: float) -> None:
         if self.state.last.lost and self.state.last.failures and ending.cause is not EndCause.LATECOMER:
-            self._after_failure(now)
+            self._after_failure(ending, now)
         else:
             super()._after_generation(ending, now)
 
@@ -176,9 +176,9 @@ class ChargesNewcomers(CoordinatorMachine):
 
 
 class CountsTwice(CoordinatorMachine):
-    def _after_failure(self, now: float) -> None:
+    def _after_failure(self, ending, now: float) -> None:
         before = self.state.restarts_used
-        super()._after_failure(now)
+        super()._after_failure(ending, now)
         self.state.restarts_used += self.state.restarts_used - before
 
 

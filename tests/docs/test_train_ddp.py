@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -14,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from kit.addresses import own_endpoint
-from kit.processes import on_linux
+from kit.processes import needs_torch, on_linux
 
 from .agents import LONGEST_S, Agent, Start, start
 from .pages import ROOT
 
 pytestmark = [
     on_linux,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    needs_torch,
     pytest.mark.timeout(3 * LONGEST_S),  # seconds of CPU time to import torch, which a busy machine multiplies
 ]
 __all__ = ["start"]

@@ -58,6 +58,26 @@ def test_the_live_line_counts_the_time_and_the_seconds_before_sigkill(runner: Ru
     assert terminal.wait() == 130
 
 
+def test_the_live_line_shows_the_step_and_its_duration(runner: Runner) -> None:
+    script = runner.script(
+        """
+        import worker_kit as kit
+        from tenax import progress
+        progress.step(1233)
+        progress.step(1234)
+        with progress.phase("checkpoint"):
+            kit.note("ready")
+            kit.wait_for("go")
+        """
+    )
+    terminal = runner.terminal("--rdzv-id", "job7", script)
+    runner.note("ready")
+    terminal.until("tenax job7: generation 1 running, 1 of 1 workers, step 1,234 (")
+    terminal.until(" ms), checkpoint, 0:")
+    runner.leave_note("go")
+    assert terminal.wait() == 0
+
+
 def test_stdout_and_stderr_of_a_worker_keep_their_order(runner: Runner) -> None:
     """Both go to the terminal. A failure is still explained by what stderr shows."""
     script = runner.script(
@@ -127,7 +147,7 @@ def test_lines_about_a_failure_are_red_and_success_is_green(runner: Runner, envi
     runner.leave_note("go", attempt=1)
     assert terminal.wait() == 0
     red, green, end = ("", "", "") if environment else (f"{ESCAPE}[31m", f"{ESCAPE}[32m", f"{ESCAPE}[0m")
-    failed = re.escape(red) + r"tenax: rank 1 \(pid \d+\) exited with code 3" + re.escape(end)
+    failed = re.escape(red) + r"tenax: rank 1 \(pid \d+\) exited with code 3; [^\x1b]*" + re.escape(end)
     assert re.search(failed, terminal.seen)
     assert f"{green}tenax: the run succeeded: all 2 workers succeeded{end}" in terminal.seen
     assert bool(COLOUR.search(terminal.seen)) is not bool(environment)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
-import pytest
-
 from kit.jobs import Runner, holders, is_alive
+from kit.processes import needs_torch
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+pytestmark = needs_torch
 
 # A small training loop that saves its step; rank 1 is killed during the first DEATHS attempts.
 TRAIN = """
@@ -61,7 +59,7 @@ def test_ddp_training_survives_two_killed_workers(runner: Runner) -> None:
     """``init_process_group``, ``all_reduce`` and DDP work with the environment alone. A worker is killed in each of two
     attempts; each restart uses an empty store, and the third attempt finishes."""
     flags = ["--nproc-per-node", "2", "--max-restarts", "2", "--preload", "auto,torch._dynamo"]  # which DDP imports
-    done = runner.run(*flags, runner.script(TRAIN), "2", "6", timeout_s=110)
+    done = runner.run(*flags, runner.script(TRAIN), "2", "6")
     assert done.code == 0, done
     assert [runner.note("began", 0, attempt) for attempt in range(3)] == ["0", "2", "4"]
     assert [runner.note("finished", rank, attempt=2) for rank in range(2)] == ["6", "6"]
@@ -94,7 +92,7 @@ def test_a_process_group_uses_the_store_of_the_agent(runner: Runner) -> None:
     job = runner.start("--nproc-per-node", "2", "--max-restarts", "1", script)
     stores, ports = [], []
     for attempt in range(2):
-        workers = [int(runner.note("ready", rank, attempt, timeout_s=60)) for rank in range(2)]
+        workers = [int(runner.note("ready", rank, attempt)) for rank in range(2)]
         stores += runner.store_pids()
         used, port = runner.note("met", attempt=attempt).split()
         assert used == "True"
@@ -102,37 +100,12 @@ def test_a_process_group_uses_the_store_of_the_agent(runner: Runner) -> None:
         ports.append(port)
         for rank in range(2):
             runner.leave_note("go", rank, attempt)
-    done = job.wait(60)
+    done = job.wait()
     assert done.code == 0, done
     assert len(stores) == 2
     assert len(set(stores)) == 1, "one process served both"
     assert len(set(ports)) == 2, "each at its own port"
     assert not is_alive(stores[0])
-
-
-def test_the_first_cause_is_the_rank_that_raised(runner: Runner) -> None:
-    """The other ranks fail in their collectives because of it, or are stopped."""
-    script = runner.script(
-        """
-        import torch, torch.distributed as dist
-        from torch.distributed.elastic.multiprocessing.errors import record
-        from worker_kit import *
-
-        @record
-        def main():
-            dist.init_process_group("gloo")
-            dist.barrier()
-            if RANK == 1:
-                raise ValueError("bad batch")
-            dist.all_reduce(torch.ones(1))
-
-        main()
-        """
-    )
-    done = runner.run("--nproc-per-node", "2", script, timeout_s=60)
-    assert done.code in (1, 134), "134: torch aborted while the interpreter took it down"
-    assert "rank 1" in done.report.split("----")[0]
-    assert done.field("error") == "ValueError: bad batch"
 
 
 SHARES = """
@@ -152,5 +125,5 @@ SHARES = """
 
 def test_tensors_are_shared_and_returned_as_by_torch_multiprocessing(runner: Runner) -> None:
     """A function worker changes the tensor that it was given, and returns a tensor."""
-    done = runner.run(runner.script(SHARES, "shares.py"), program=[sys.executable], timeout_s=90)
+    done = runner.run(runner.script(SHARES, "shares.py"), program=[sys.executable])
     assert (done.code, done.out) == (0, "1.0 90000.0\n"), done

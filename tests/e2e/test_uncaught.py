@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import pytest
 
@@ -36,6 +37,28 @@ def test_the_rank_that_raised_first_is_the_cause_even_if_it_hangs_while_exiting(
     assert done.field("error") == "ValueError: loss is nan: the root cause"
     assert "rank 1: raised ConnectionError: the peer went away" in done.report
     assert "Stopped by tenax, not failed" not in done.report
+
+
+def test_a_worker_that_raised_and_does_not_exit_is_not_waited_for_the_whole_grace_period(runner: Runner) -> None:
+    """Rank 1 is killed. Rank 0 is stopped, raises, and waits at exit for its peer, as JAX does."""
+    script = runner.script(
+        """
+        import atexit, os, signal, threading
+        from worker_kit import RANK
+
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        stopped = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        atexit.register(threading.Event().wait)
+        stopped.wait()
+        raise ConnectionError("the peer went away")
+        """
+    )
+    done = runner.run("--nproc-per-node", "2", "--log-dir", "logs", script)
+    assert done.code == 128 + signal.SIGKILL
+    assert "killing all remaining processes: rank 0 raised an exception and did not exit within 2 s" in done.err
+    assert done.field("rank").startswith("1 ")
 
 
 def test_the_hook_is_invisible_to_workers_and_their_children(runner: Runner) -> None:

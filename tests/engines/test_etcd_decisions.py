@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kit.etcd import EtcdCluster, needs_etcd, unique_prefix
+from kit.processes import TIMEOUT_S
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorState, Over, RunSettings, Send
 from tenax._core.etcd.errors import EtcdError
@@ -26,7 +27,6 @@ from tenax._io.etcd.client import EtcdClient
 from tenax._io.loop import Loop
 
 pytestmark = [needs_etcd, pytest.mark.process]
-TIMEOUT_S = 30.0
 TERMS = AuthorityTerms(LeaseTerms(1.0, 10.0))
 
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from kit.processes import TIMEOUT_S
 from tenax._core.leadership.keys import LeaderAddress
 from tenax._engines.etcd.leader_address import LeaderProbe, address_towards, this_machine
 from tenax._io.endpoint import Endpoint
 from tenax._io.loop import Loop
-
-TIMEOUT_S = 30.0
 
 
 @pytest.fixture

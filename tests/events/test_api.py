@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 from tenax.events import Event, EventSource, NodeState, RdzvEvent
 
 EVENTS = [
@@ -94,10 +94,10 @@ json.dump({
 """
 
 
+@needs_torch
 @pytest.mark.process
-def test_texts_names_and_signatures_equal_those_of_torch() -> None:
+def test_texts_names_and_signatures_equal_those_of_torch(torch_python: TorchPython) -> None:
     """The installed torch reads our texts and writes the same; fields, members and parameters are equal."""
-    pytest.importorskip("torch", reason="torch is not installed")
     import dataclasses
     import inspect
 
@@ -106,14 +106,8 @@ def test_texts_names_and_signatures_equal_those_of_torch() -> None:
 
     calls = ["record", "record_rdzv_event", "construct_and_record_rdzv_event", "get_logging_handler"]
     texts = {"events": [e.serialize() for e in EVENTS], "rdzv_events": [e.serialize() for e in RDZV_EVENTS]}
-    done = subprocess.run(
-        [sys.executable, "-c", _THEIRS],
-        input=json.dumps({**texts, "calls": calls}),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
+    done = torch_python.run("-c", _THEIRS, stdin=json.dumps({**texts, "calls": calls}))
+    assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout)
     assert theirs["texts"] == texts["events"] + texts["rdzv_events"]
     for kind in (Event, RdzvEvent):

@@ -35,6 +35,24 @@ def recorded(
     return path
 
 
+def test_frames_of_cpp_do_not_replace_the_last_lines() -> None:
+    text = "step 1\n[W1117 socket.cpp:764] the addresses of head cannot be retrieved\n<omitting python frames>\n"
+    lines = last_lines(text + "".join(f"frame #{number}: main + 0x85\n" for number in range(60)))
+    assert lines == ("step 1", "[W1117 socket.cpp:764] the addresses of head cannot be retrieved")
+
+
+def test_why_a_connection_timed_out_may_have_been_printed_long_before() -> None:
+    """torch warns on each attempt, and prints long C++ stacks below."""
+    text = (
+        "[W1117 socket.cpp:764] [c10d] The IPv4 network addresses of (head, 29500) cannot be retrieved \n"
+        + "frame #7: <unknown function>\n" * 50
+        + "Traceback (most recent call last):\n  File 'train.py', line 3, in <module>\n"
+        "torch.distributed.DistNetworkError: The client socket has timed out after 15000ms while trying to connect to "
+        "(head, 29500).\n"
+    )
+    assert gather(pid=1, exit_code=1, stderr_tail=text.encode()).cause == "unknown_host"
+
+
 def test_the_error_file_has_priority_over_stderr(tmp_path: Path) -> None:
     """The worker recorded its exception itself."""
     path = recorded(tmp_path)

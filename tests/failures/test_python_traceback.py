@@ -286,6 +286,38 @@ def test_an_uncaught_cpp_exception_is_found() -> None:
     )
 
 
+JAX_ABORT = (
+    "F1117 12:09:18.613696   23653 client.h:80] Terminating process because the JAX distributed service detected fatal "
+    "errors.\n*** Check failure stack trace: ***\n    @     0x7fc3cc640634  absl::LogMessage::SendToLog()\n"
+    "Fatal Python error: Aborted\n\nThread 0x00007fc3d4442b80 (most recent call first):\n"
+    + '  File "multihost_utils.py", line 134 in sync_global_devices\n'
+    * 40
+)
+JAX_RAISED = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nKeyError: 'lr'\n"
+
+
+def test_a_fatal_log_line_is_the_error_of_an_abort() -> None:
+    """However long the dump of the fault handler below it is."""
+    found = find("step 3\n" + JAX_ABORT, -signal.SIGABRT)
+    assert found is not None
+    assert found.message == "Terminating process because the JAX distributed service detected fatal errors."
+
+
+def test_the_status_in_a_fatal_log_line_is_the_message() -> None:
+    status = "absl::Status: UNAVAILABLE: tasks are unhealthy (stopped sending heartbeats):\n6\n7\n\nRPC: /xla"
+    found = find(JAX_ABORT.replace("errors.", f"errors. {status}"), -signal.SIGABRT)
+    assert found is not None
+    assert found.message == "UNAVAILABLE: tasks are unhealthy (stopped sending heartbeats): 6 7"
+
+
+@pytest.mark.parametrize("text", [JAX_RAISED + JAX_ABORT, JAX_ABORT.replace("*** Check", JAX_RAISED + "*** Check")])
+def test_an_exception_has_priority_over_the_abort_while_it_ends_the_process(text: str) -> None:
+    """JAX's thread aborts at exit, and may log before the traceback is printed."""
+    found = find(text, -signal.SIGABRT)
+    assert found is not None
+    assert (found.error_type, found.message) == ("KeyError", "KeyError: 'lr'")
+
+
 def test_an_old_crash_is_not_the_cause(tmp_path: Path) -> None:
     """Invariant 2 also holds for crashes of children and for syntax errors of other files."""
     _, crash = run(tmp_path, "import ctypes\nctypes.string_at(0)", "-X", "faulthandler")

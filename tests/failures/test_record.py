@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 from tenax._failures import error_file
 from tenax._failures.child_failed import ChildFailedError
 from tenax._failures.error_handler import ErrorHandler, get_error_handler, record
@@ -300,10 +302,10 @@ def test_the_public_names_are_those_of_torchelastic() -> None:
         _ = errors.nonsense
 
 
+@needs_torch
 @pytest.mark.process
-def test_tenax_and_torch_read_each_others_error_files(tmp_path: Path) -> None:
+def test_tenax_and_torch_read_each_others_error_files(tmp_path: Path, torch_python: TorchPython) -> None:
     """And accept each other's exception types."""
-    pytest.importorskip("importlib.util").find_spec("torch") or pytest.skip("torch is not installed")
     script = """
 import json, os, sys
 from torch.distributed.elastic.multiprocessing import errors as torch_errors
@@ -343,5 +345,6 @@ except torch_errors.ChildFailedError:
 assert json.load(open(os.path.join(folder, "launcher")))["message"]["errorCode"] == 3
 print("ok")
 """
-    done = run(script, tmp_path)
+    environ = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
+    done = torch_python.run("-c", script, environ=environ)
     assert done.stdout == "ok\n", done.stderr

@@ -6,6 +6,7 @@ generation, sends commands to single workers, and sees them exit. The output of 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import json
@@ -55,7 +56,7 @@ class Worker:
         """Return its next message."""
         line = self._file.readline()
         assert line, "the worker exited without a message"
-        return json.loads(line)
+        return ast.literal_eval(line.decode())
 
     def send(self, line: str) -> None:
         self._sock.sendall(line.encode() + b"\n")

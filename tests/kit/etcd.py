@@ -34,11 +34,11 @@ from typing import Any, Literal
 import pytest
 
 from kit.addresses import own_address
+from kit.processes import TIMEOUT_S
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.settings import EtcdSettings, etcd_settings
 from tenax._io.tls import TlsFiles
 
-TIMEOUT_S = 30.0
 ROOT, ROOT_PASSWORD = "root", "the root password"
 USER, USER_PASSWORD = "tenax", "the user's password"  # may read and write keys with the prefix ALLOWED
 ALLOWED = b"allowed/"

@@ -7,7 +7,7 @@ import re
 import socket
 from typing import Any, NamedTuple
 
-TIMEOUT_S = 30.0
+from kit.processes import TIMEOUT_S
 
 
 class Received(NamedTuple):

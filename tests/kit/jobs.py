@@ -28,10 +28,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kit.processes import TIMEOUT_S
+
 T = TypeVar("T")
 
 MARK = "TENAX_E2E_MARK"
-TIMEOUT_S = 30.0  # generous, for busy machines
 _HERE = Path(__file__).parent
 _SCRIPT = Path(sys.executable).parent / "tenax"
 TENAX = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "tenax"]

@@ -40,10 +40,12 @@ FOLDERS = {
     "core": "machine",
     "docs": "docs",
     "e2e": "process",
+    "elastic": "unit",
     "engines": "unit",
     "events": "unit",
     "failures": "unit",
     "failures/verdicts": "cluster",
+    "frameworks": "cluster",
     "hostile": "unit",
     "io": "unit",
     "io/etcd_client": "process",
@@ -74,6 +76,8 @@ FOLDERS = {
 }
 # A test of a folder without processes that uses one of these is a test with processes.
 FIXTURES = dict.fromkeys(("runner", "etcd", "make_etcd", "certificates"), "process")
+# The tests of these files take longest. They start first, so that none of them runs alone at the end.
+LONGEST = ("docs/test_train_ddp.py", "network/test_cluster_training.py", "observe/hangs/test_torch_hangs.py")
 # What Python reports before it starts a process.
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 _running = ""  # the kind of the test that runs
@@ -119,6 +123,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not kinds(item):
             item.add_marker(kind_of(item))
+    items.sort(key=lambda item: not str(item.path).endswith(LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,7 @@ Nothing here sleeps to hide a race. ``until`` is for conditions that nothing ann
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import signal
@@ -24,19 +25,22 @@ import msgspec
 import pytest
 
 import tenax
+from kit.descriptors import descriptors
 from tenax._core.events import AnyEvent, WorkerExited, WorkerStartFailed
 from tenax._io.interfaces import Launch, Processes
 
 T = TypeVar("T")
 E = TypeVar("E")
 
-TIMEOUT_S = 30.0  # generous, for busy machines
+TIMEOUT_S = 100.0  # ends a wait for what never comes; on a busy machine torch takes half a minute to import
 AT_ONCE_S = 1.0  # the documented limit after an agent was killed
 UNPRIVILEGED_UID = 65534
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 # Python 3.12 and later warn about this; the tests do it on purpose.
 forks_with_threads = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+# For tests whose other processes import torch. ``importorskip`` would import it here too, for two seconds.
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
 
 
@@ -186,15 +190,6 @@ def launch(argv: list[str], env: Mapping[str, str] | None = None, **options: Any
 
 
 # --- nothing is left behind -------------------------------------------------------------------------------------------
-
-
-def descriptors() -> dict[int, str]:
-    """Return every open descriptor of this process and its target."""
-    found = {}
-    for entry in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor of the listing
-            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
-    return found
 
 
 def children() -> set[int]:

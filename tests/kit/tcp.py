@@ -24,6 +24,7 @@ import pytest
 
 from kit.addresses import own_endpoint
 from kit.fake_node import fake_node
+from kit.processes import TIMEOUT_S
 from tenax._core.coordinator import Opened, RunSettings
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
 from tenax._core.lease import LeaseTerms
@@ -37,7 +38,6 @@ from tenax._io.loop import Loop
 
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0  # generous, for busy machines
 SHORT = LeaseTerms(beat_s=0.1, lease_s=0.6)
 LONG = LeaseTerms(lease_s=2 * TIMEOUT_S)  # for clients that send no beats: none is lost on a busy machine
 

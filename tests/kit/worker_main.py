@@ -1,4 +1,6 @@
-"""A worker that executes the commands of the test. Needs only the standard library.
+"""A worker that executes the commands of the test. It imports as little as possible: tests start hundreds of it.
+
+socket, signal and json would take 20 ms, twice as long as the rest of its start; their core in C takes none.
 
 It sends its identity when it starts, then executes one line after the other:
 
@@ -13,10 +15,9 @@ It sends its identity when it starts, then executes one line after the other:
 
 from __future__ import annotations
 
-import json
+import _signal as signal
+import _socket as socket
 import os
-import signal
-import socket
 import sys
 import time
 
@@ -31,7 +32,7 @@ hub.connect("\0" + os.environ["CLUSTER_HUB"])
 
 
 def send(what: object) -> None:
-    hub.sendall(json.dumps(what).encode() + b"\n")
+    os.write(hub.fileno(), repr(what).encode() + b"\n")
 
 
 def notice() -> object:
@@ -60,7 +61,7 @@ def daemon() -> int:
 send(
     {"pid": os.getpid(), "agent": os.environ["CLUSTER_AGENT"], **{name: os.environ[name] for name in VARIABLES.split()}}
 )
-for line in hub.makefile():
+for line in open(hub.fileno(), closefd=False):  # noqa: SIM115 - until this process exits
     match line.split():
         case ["exit", code]:
             sys.exit(int(code))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import multiprocessing
 import os
 import signal
 import threading
@@ -12,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launched_functions import fail, identify, reduce_and_leave, start_method_of_children
 
 from kit.addresses import own_endpoint
-from kit.processes import Program, forks_with_threads, leaving_nothing, on_linux, program
+from kit.processes import Program, forks_with_threads, leaving_nothing, needs_torch, on_linux, program
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History, Wait
 from tenax._logs.specs import DefaultLogsSpecs
@@ -46,10 +45,6 @@ def config(tmp_path: Path) -> Iterator[Callable[..., LaunchConfig]]:
         yield make
 
 
-def identify(text: str) -> tuple[str, str, str]:
-    return text, os.environ["RANK"], os.environ["TORCHELASTIC_RUN_ID"]
-
-
 Make = Callable[..., LaunchConfig]
 
 
@@ -62,28 +57,22 @@ def test_return_values_are_keyed_by_global_rank(config: Make, method: str) -> No
     assert values == {rank: ("hello", str(rank), launch_config.run_id) for rank in range(2)}
 
 
-def reduce_and_leave(times: int) -> float:
-    """Return without destroying the process group."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = torch.ones(1000)
-    for _ in range(times):
-        dist.all_reduce(total)
-        total /= dist.get_world_size()
-    return float(total[0])
+@pytest.fixture(scope="module")
+def torch_for_forks() -> None:
+    """Imported before the fork, and not by each worker."""
+    import torch.distributed  # noqa: F401
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_a_process_group_that_is_not_destroyed_does_not_fail_the_run(config: Make, method: str) -> None:
+@needs_torch
+def test_a_process_group_that_is_not_destroyed_does_not_fail_the_run(config: Make) -> None:
     """No worker aborts at exit because a peer has left or a thread of torch outlives the interpreter."""
-    assert elastic_launch(config(2, start_method=method), reduce_and_leave)(20) == dict.fromkeys(range(2), 1.0)
+    assert elastic_launch(config(2, start_method="spawn"), reduce_and_leave)(20) == dict.fromkeys(range(2), 1.0)
 
 
-def start_method_of_children() -> str:
-    return multiprocessing.get_start_method()
+@needs_torch
+@pytest.mark.usefixtures("torch_for_forks")
+def test_a_process_group_of_forks_that_is_not_destroyed_does_not_fail_the_run(config: Make) -> None:
+    assert elastic_launch(config(2, start_method="fork"), reduce_and_leave)(20) == dict.fromkeys(range(2), 1.0)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
@@ -99,12 +88,6 @@ def test_a_program_returns_none_for_each_rank(config: Make) -> None:
     files = sorted(Path(launch_config.logs_specs.run_log_dir).glob("attempt_0/*/stdout.log"))
     assert [path.read_text() for path in files] == [f"rank {rank} $HOME 3\n" for rank in range(2)]
     assert os.path.basename(launch_config.logs_specs.run_log_dir).startswith("named_")
-
-
-def fail(text: str) -> None:
-    if os.environ["RANK"] == "0":
-        raise ValueError(text)
-    signal.pause()
 
 
 def test_a_failure_raises_child_failed_error_with_the_cause(config: Make) -> None:

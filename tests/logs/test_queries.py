@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import TIMEOUT_S
 from tenax._logs import query as log_query
 from tenax._logs.queries import LogQueries
 from tenax._logs.writer import LogWriter
@@ -21,8 +22,6 @@ from tenax._logs.writer_main import Stream
 from .conftest import Harness, kill, wait_until
 
 pytestmark = pytest.mark.process
-
-TIMEOUT_S = 30.0
 
 
 @pytest.fixture

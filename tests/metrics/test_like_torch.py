@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.process
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
+
+pytestmark = [pytest.mark.process, needs_torch]
 
 # Run once with torch's package and once with tenax; the output must be the same.
 _PROGRAM = '''
@@ -118,9 +121,10 @@ def run(root: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def theirs() -> list[str]:
-    pytest.importorskip("torch", reason="torch is not installed")
-    return run("torch.distributed.elastic.metrics")
+def theirs(torch_python: TorchPython) -> list[str]:
+    done = torch_python.run("-c", _PROGRAM, "torch.distributed.elastic.metrics")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_the_same_program_prints_the_same(theirs: list[str]) -> None:

@@ -13,9 +13,10 @@ from tenax._core import events
 from tenax._core.agent import SIGTERM, AgentMachine
 from tenax._core.events import AnyEvent
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
-from tenax.metrics._measured import CALLS, FAILURE_KINDS, MEASURED, STATES
+from tenax._view.cause import KINDS
+from tenax.metrics._measured import CALLS, MEASURED, STATES
 from tenax.metrics._reading import DURATION, read
-from tenax.metrics._view import MetricView, failure_kind
+from tenax.metrics._view import MetricView
 from tenax.metrics.api import MetricData
 
 WALL = 1_700_000_000.0
@@ -134,9 +135,8 @@ def test_the_metrics_of_a_failure_and_a_restart() -> None:
     assert emitted[12.5] == table("""
         torchelastic: LocalElasticAgent._stop_workers.success=1
         torchelastic: LocalElasticAgent._stop_workers.duration.ms=500
-        tenax: worker_failures.exception=1
     """)
-    assert emitted[13.0][0] == "tenax: forming_ms=500"
+    assert emitted[13.0][:2] == ["tenax: worker_failures.exception=1", "tenax: forming_ms=500"]
     assert emitted[13.0][-4:] == table("""
         tenax: restarts_used=1
         torchelastic: workers.trainer.remaining_restarts=2
@@ -171,6 +171,7 @@ def test_the_metrics_of_a_run_that_fails() -> None:
     verdict = Verdict(Outcome.FAILED, "no restart is left", failures=(Failure(1, 1, 1, 101, 1, 12.0),), restarts_used=1)
     emitted = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, events.RunEnded(verdict, 13.0))], max_restarts=1)
     assert emitted[13.0] == table("""
+        tenax: worker_failures.exception=1
         tenax: restarts_used=1
         torchelastic: workers.trainer.remaining_restarts=0
         torchelastic: workers.trainer.flakiness=100
@@ -216,7 +217,7 @@ def test_a_recovery_lasts_until_workers_run() -> None:
     assert "torchelastic: LocalElasticAgent._start_workers.failure=1" in emitted[13.0]
     assert "torchelastic: SimpleElasticAgent._restart_workers.failure=1" in emitted[13.0]
     assert "tenax: running=1" not in emitted[13.0]
-    assert emitted[13.5].count("tenax: worker_failures.not_started=1") == 2
+    assert emitted[14.0].count("tenax: worker_failures.not_started=1") == 2
     assert "tenax: recovery_ms=2250" in emitted[14.25]
 
 
@@ -250,30 +251,25 @@ def test_the_metrics_of_a_lost_keeper() -> None:
     """)
 
 
-@pytest.mark.parametrize(
-    ("failure", "kind"),
-    [
-        (Failure(1, 0, 0, 0, 127, 1.0, "could not be started: no such file"), "not_started"),
-        (Failure(1, 0, 0, 9, -9, 1.0, evidence=Evidence(out_of_memory="killed by the kernel")), "out_of_memory"),
-        (Failure(1, 0, 0, 9, 1, 1.0, evidence=Evidence("ValueError", "ValueError: x")), "exception"),
-        (Failure(1, 0, 0, 9, -15, 1.0, evidence=Evidence(raised_at=0.5), was_stopped=True), "exception"),
-        (Failure(1, 0, 0, 9, -11, 1.0), "signal"),
-        (Failure(1, 0, 0, 9, -9, 1.0, "did not leave the scope 'step' within 1 min", was_late=True), "late"),
-        (Failure(1, 0, 0, 9, 1, 1.0, "x", Evidence("E", "E: x", raised_at=0.5), was_late=True), "late"),
-        (Failure(1, 0, 0, 9, 3, 1.0), "exit_code"),
-        (Failure(1, 0, 0, 9, 0, 1.0, "its result cannot be read"), "result"),
-    ],
-    ids=lambda each: each if isinstance(each, str) else "",
-)
-def test_every_failure_has_a_kind(failure: Failure, kind: str) -> None:
-    """Evidence has precedence over the exit code."""
-    assert failure_kind(failure) == kind
-    assert kind in FAILURE_KINDS
+def test_failures_of_the_last_generation_are_counted_as_diagnosed() -> None:
+    """The verdict's first cause is a worker that was stopped; the failed one on this node only followed."""
+    waited = Failure(1, 1, 1, 9, -15, 12.0, "stopped responding", Evidence(cause="stopped_responding"), host="a")
+    victim = Failure(1, 0, 0, 9, 1, 12.0, evidence=Evidence(cause="collective_timeout", is_consequence=True), host="a")
+    other = Failure(1, 0, 7, 9, 1, 12.0, evidence=Evidence(cause="disk_full"), host="b")
+    verdict = Verdict(outcome=Outcome.FAILED, why="failed", generation=1, failures=(waited, victim, other))
+    emitted = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, events.RunEnded(verdict, 13.0))])
+    counted = [line for lines in emitted.values() for line in lines if "worker_failures" in line]
+    assert counted == ["tenax: worker_failures.stopped_responding=1"]
 
 
 # --- any history ------------------------------------------------------------------------------------------------------
 
-_PARTS = {"{role}": ("trainer",), "{state}": STATES, "{kind}": FAILURE_KINDS, "{outcome}": [it.value for it in Outcome]}
+_PARTS = {
+    "{role}": ("trainer",),
+    "{state}": STATES,
+    "{kind}": [kind.id for kind in KINDS],
+    "{outcome}": [it.value for it in Outcome],
+}
 
 
 def rows_of(group: str, name: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pcontext_functions import RAISE_AND_EXIT_SLOWLY, double, raise_and_exit_slowly, raise_if_odd, return_or_watch
 
 from kit.processes import TIMEOUT_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
 from tenax.multiprocessing import (
@@ -66,18 +66,6 @@ def start(tmp_path: Path) -> Iterator[Starter]:
 
 def shell(*scripts: str) -> list[tuple[str, str]]:
     return [("-c", script) for script in scripts]
-
-
-def double(number: int) -> int:
-    print(f"doubling {number} in {os.environ['LABEL']}")
-    return 2 * number
-
-
-def raise_if_odd(number: int) -> int:
-    if number % 2:
-        raise ValueError(f"{number} is odd")
-    signal.pause()
-    return number
 
 
 # --- success ----------------------------------------------------------------------------------------------------------
@@ -413,28 +401,6 @@ def test_subprocess_handlers_show_pid_and_exit_code(start: Starter) -> None:
 # --- functions that have returned wait for the others of their node ---------------------------------------------------
 
 
-def return_or_watch(rank: int, end: str, folder: str) -> object:
-    """Rank 0 publishes its pid and returns; rank 1 checks that the process stays, then ends as ``end`` describes."""
-    published, watched = Path(folder, "pid"), Path(folder, "watched")
-    if rank == 0:
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        Path(folder, "half").write_text(str(os.getpid()))
-        Path(folder, "half").rename(published)
-        return "first"
-    until(published.exists, "the pid of rank 0")
-    peer = os.pidfd_open(int(published.read_text()))
-    is_alive_still = not select.select([peer], [], [], 0.2)[0]
-    match end:
-        case "exit":
-            os._exit(0)
-        case "raise":
-            raise ValueError("the last one")
-        case "hang":
-            watched.touch()
-            signal.pause()
-    return is_alive_still
-
-
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_the_process_of_a_function_that_returned_stays_until_the_others_return(
     start: Starter, tmp_path: Path, method: str
@@ -485,32 +451,6 @@ def test_a_process_killed_while_it_waits_is_a_failure(start: Starter, tmp_path: 
 
 
 # --- the first failure ------------------------------------------------------------------------------------------------
-
-RAISE_AND_EXIT_SLOWLY = """
-import atexit, os, signal, sys
-from pathlib import Path
-from tenax.multiprocessing.errors import record
-
-@record
-def main(rank, folder):
-    if rank == 0:
-        atexit.register(signal.pause)  # it is still exiting when the signal arrives
-        atexit.register(Path(folder, "raised").touch)
-        raise RuntimeError("the first")
-    while not Path(folder, "raised").exists():
-        signal.sigtimedwait([], 0.005)
-    raise RuntimeError("the second")
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
-"""
-
-
-def raise_and_exit_slowly(rank: int, folder: str) -> None:
-    """Rank 0 raises and takes long to exit; rank 1 then raises and exits."""
-    scope: dict[str, Any] = {"__name__": "worker"}
-    exec(RAISE_AND_EXIT_SLOWLY, scope)
-    scope["main"](rank, folder)
 
 
 @pytest.mark.parametrize("kind", ["function", "program"])

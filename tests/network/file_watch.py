@@ -13,9 +13,10 @@ from typing import TypeVar
 
 import pytest
 
+from kit.processes import TIMEOUT_S
+
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0  # also on a busy machine
 _MODIFIED, _MOVED_FROM, _MOVED_TO, _CREATED, _DELETED = 0x2, 0x40, 0x80, 0x100, 0x200
 _libc = ctypes.CDLL(None, use_errno=True)
 

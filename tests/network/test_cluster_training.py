@@ -9,16 +9,13 @@ import os
 import signal
 from itertools import pairwise
 
-import pytest
+from kit.processes import TIMEOUT_S, needs_torch
 
 from .cluster import Cluster
 from .history import Generation
 from .lab import Lab, requires_netns
-from .test_scripts import requires_torch
 
-pytestmark = [requires_netns, requires_torch, pytest.mark.timeout(300)]
-
-TIMEOUT_S = 90.0  # three processes import torch on few cores
+pytestmark = [requires_netns, needs_torch]
 
 
 def until_training(cluster: Cluster, world_size: int, after: Generation | None = None) -> Generation:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import gone, is_alive, leaving_nothing, python
+from kit.processes import TIMEOUT_S, gone, is_alive, leaving_nothing, python
 
 from .lab import (
     SLOW_NAME_S,
@@ -33,7 +33,6 @@ from .lab import (
 pytestmark = requires_netns
 
 SHORT_S = 0.2  # to check that something does not happen; never to wait for an event
-TIMEOUT_S = 30.0
 MakeLab = Callable[..., Lab]
 _SIOCETHTOOL, _ETHTOOL_GLINK = 0x8946, 0x0A
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
-import pytest
+from kit.processes import needs_torch
 
 from . import traces
 from .lab import Host, Lab, requires_netns
@@ -14,7 +13,6 @@ from .running import Running
 
 pytestmark = requires_netns
 
-requires_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 5
 
@@ -58,7 +56,7 @@ def test_a_plain_worker_records_steps_and_fails_or_finishes_on_request(lab: Lab)
     }
 
 
-@requires_torch
+@needs_torch
 def test_only_a_correct_result_passes_the_check(lab: Lab) -> None:
     arguments = ("--step-s", "0", "--check", "--steps")
     correct = start("torch_train.py", lab[0], 0, 1, 1, *arguments, str(STEPS))

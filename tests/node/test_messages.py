@@ -44,7 +44,9 @@ def test_ranks_are_global() -> None:
     agent.run()
     assert ("generation 1: starting 2 workers, ranks 4 to 5 of 8", True) in agent.lines
     assert ("rank 5 started (pid 101)", False) in agent.lines
-    assert agent.step(events.WorkerExited(1, 1, 3, before_stop=True))[0] == "rank 5 (pid 101) exited with code 3"
+    failed = agent.step(events.WorkerExited(1, 1, 3, before_stop=True))
+    assert failed[0] == "rank 5 (pid 101) exited with code 3; stopping all workers (SIGTERM, 30 s grace)"
+    assert not any("stopping" in line for line in failed[1:])
 
 
 def test_the_kernels_cause_is_preferred_to_the_exception() -> None:
@@ -182,7 +184,7 @@ def test_an_expired_scope_is_shown_when_it_expires_and_when_the_worker_is_stoppe
     commands = agent.machine.step(events.Tick(), 1e6)
     (line,) = lines_for(events.Tick(), commands, agent.machine.state)
     assert line.text == "stopping rank 5 because the grace period is over (SIGKILL)"
-    assert agent.step(events.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) was killed by SIGKILL"
+    assert agent.step(events.WorkerExited(1, 1, -9))[0].startswith("rank 5 (pid 101) was killed by SIGKILL")
 
 
 def test_an_expired_scope_without_a_signal_is_only_shown() -> None:

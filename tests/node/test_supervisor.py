@@ -53,16 +53,25 @@ class QuietLogs:
 
     def open(self) -> None: ...
 
-    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
+    def prepare(
+        self, generation: int, envs: dict[int, dict[str, str]], survivors: tuple[int, ...] = ()
+    ) -> dict[int, Output]:
         if self.refuses:
             raise OSError(24, "Too many open files")
-        return {rank: Output(os.dup(2), os.dup(2), {"STREAM": f"{generation}.{rank}"}) for rank in envs}
+        started = [rank for rank in envs if rank not in survivors]
+        return {rank: Output(os.dup(2), os.dup(2), {"STREAM": f"{generation}.{rank}"}) for rank in started}
+
+    def error_files(self) -> dict[int, str]:
+        return {}
 
     def has_error_file(self, local_rank: int) -> bool:
         return bool(self.evidence.get(local_rank))
 
     def progress(self) -> tuple[messages.WorkerProgress, ...]:
         return self.steps
+
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        done({})
 
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         reply(f"lines of {request.node}", "")
@@ -98,6 +107,7 @@ class FakeEntrypoint:
     """Implements ``ports.Entrypoint``: returns a value for every worker and records the calls."""
 
     name = "train"
+    can_survive = True
 
     def __init__(self) -> None:
         self.launched: list[tuple[int, dict[str, str]]] = []
@@ -389,8 +399,7 @@ def test_each_event_prints_one_line(stage: Callable[..., Stage]) -> None:
     pid = made.processes.workers[1, 1].pid
     assert made.logs.printed == [
         "tenax: generation 1: starting 2 workers, ranks 0 to 1 of 2",
-        f"tenax: rank 1 (pid {pid}) exited with code 3",
-        "tenax: stopping all workers because rank 1 failed (SIGTERM, 30 s grace)",
+        f"tenax: rank 1 (pid {pid}) exited with code 3; stopping all workers (SIGTERM, 30 s grace)",
         "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]

@@ -12,13 +12,32 @@ import pickle
 import signal
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from worker_functions import (
+    Callable_,
+    add,
+    do_nothing,
+    environment,
+    fail,
+    finish_in_a_thread,
+    interrupt,
+    kill_this_process,
+    leave_files_open,
+    make_bytes,
+    print_to,
+    process_state,
+    read_at_import,
+    return_a_lambda,
+    return_an_unknown_class,
+    use,
+    write_half_a_result,
+    write_to_a_closed_pipe,
+)
 
 from kit.processes import (
     EventCollector,
@@ -114,16 +133,9 @@ def call_fork(tmp_path: Path) -> Caller:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def add(a: int, b: int) -> dict[str, int]:
-    return {"sum": a + b}
-
-
 def test_the_return_value_is_delivered(call: Caller) -> None:
     """Nothing is printed and no error is recorded."""
     assert call(add, 2, 3) == Ended(0, "", {0: {"sum": 5}}, "", "", {})
-
-
-def do_nothing() -> None: ...
 
 
 def test_none_is_a_return_value(call: Caller) -> None:
@@ -131,24 +143,9 @@ def test_none_is_a_return_value(call: Caller) -> None:
     assert call(do_nothing).values == {0: None}
 
 
-def make_bytes(megabytes: int) -> bytes:
-    return bytes(megabytes << 20)
-
-
 def test_a_large_return_value_is_delivered(call: Caller) -> None:
     """50 MB do not block the worker or the agent."""
     assert call(make_bytes, 50).values[0] == bytes(50 << 20)
-
-
-class Callable_:
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __call__(self, other: int) -> int:
-        return self.number + other
-
-    def method(self, other: int) -> int:
-        return self.number * other
 
 
 @pytest.mark.parametrize(
@@ -169,10 +166,6 @@ def test_a_forked_function_need_not_be_picklable(call_fork: Caller) -> None:
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------
-
-
-def fail(text: str) -> None:
-    raise ValueError(text)
 
 
 def test_an_exception_is_recorded(call: Caller) -> None:
@@ -209,21 +202,12 @@ def test_os_exit_has_only_its_exit_code(call: Caller, code: int, values: dict[in
     assert call(os._exit, code) == Ended(code, "", values, "", "", {})
 
 
-def kill_this_process(number: int) -> None:
-    os.kill(os.getpid(), number)
-    signal.pause()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
 def test_a_worker_killed_by_a_signal_has_its_negative_number(call: Caller, number: int) -> None:
     """SIGINT too, after Python's KeyboardInterrupt."""
     ended = call(kill_this_process, number)
     assert (ended.code, ended.values, ended.error) == (-number, {}, {})
     assert ("KeyboardInterrupt" in ended.err) == (number == signal.SIGINT)
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_raised_keyboard_interrupt_ends_as_sigint(call: Caller) -> None:
@@ -240,10 +224,6 @@ def test_sigterm_before_the_function_runs_is_not_lost(call: Caller) -> None:
         assert finish().code == -signal.SIGTERM
 
 
-def return_a_lambda() -> object:
-    return lambda: 1
-
-
 def test_a_return_value_that_cannot_be_pickled_is_a_failure(call: Caller) -> None:
     """It is recorded like an exception of the function, with the next step."""
     ended = call(return_a_lambda)
@@ -251,13 +231,6 @@ def test_a_return_value_that_cannot_be_pickled_is_a_failure(call: Caller) -> Non
     text = ended.error["message"]["message"]
     assert text.startswith("TypeError: the return value of return_a_lambda is a function that cannot be pickled")
     assert text.endswith("return plain data")
-
-
-def return_an_unknown_class() -> object:
-    module = types.ModuleType("only_in_the_worker")
-    sys.modules[module.__name__] = module
-    exec("class Private: pass", vars(module))
-    return module.Private()
 
 
 def test_a_return_value_whose_class_the_agent_cannot_import_is_a_failure(call: Caller) -> None:
@@ -268,14 +241,6 @@ def test_a_return_value_whose_class_the_agent_cannot_import_is_a_failure(call: C
         "its return value cannot be unpickled in the agent: ModuleNotFoundError: No module named 'only_in_the_worker'"
     )
     assert ended.values == {}
-
-
-def write_half_a_result(then: int) -> None:
-    (result,) = (number for number, what in descriptors().items() if "tenax-result" in what)
-    os.write(result, b"\x40\0\0")
-    if then < 0:
-        os.kill(os.getpid(), -then)
-    os._exit(then)
 
 
 def test_a_worker_that_dies_while_writing_its_result_fails(call: Caller) -> None:
@@ -305,16 +270,6 @@ def test_an_unknown_start_method_is_rejected() -> None:
 # --- what multiprocessing offers --------------------------------------------------------------------------------------
 
 
-def use(queue: Any, lock: Any, total: Any, pipe: Any, event: Any) -> str:
-    with lock:
-        total.value += 41
-    for number in range(100):
-        queue.put(number)
-    pipe.send("through a pipe")
-    event.set()
-    return "done"
-
-
 def test_queues_locks_values_and_pipes_as_arguments(call: Caller) -> None:
     """As for ``multiprocessing.Process``; nothing that a worker puts is lost."""
     context = multiprocessing.get_context(call.method)
@@ -336,12 +291,6 @@ def test_queues_locks_values_and_pipes_as_arguments(call: Caller) -> None:
         theirs.close()
 
 
-def read_at_import() -> str:
-    import reads_its_environment  # type: ignore[import-not-found]
-
-    return str(reads_its_environment.SEEN)
-
-
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[None]:
     (tmp_path / "reads_its_environment.py").write_text("import os\nSEEN = os.environ.get('WORD')\n")
@@ -356,10 +305,6 @@ def test_variables_are_set_before_modules_are_imported(call: Caller) -> None:
     assert call(read_at_import, env={"WORD": "mine"}).values == {0: "mine"}
 
 
-def environment() -> dict[str, str]:
-    return dict(os.environ)
-
-
 def test_the_environment_is_exactly_the_given_one(call: Caller) -> None:
     """Other variables of the agent are not inherited."""
     os.environ["ONLY_IN_THE_AGENT"] = "1"
@@ -372,18 +317,6 @@ def test_the_environment_is_exactly_the_given_one(call: Caller) -> None:
 
 
 # --- like a program ---------------------------------------------------------------------------------------------------
-
-
-def finish_in_a_thread() -> None:
-    started = threading.Event()
-
-    def say_late() -> None:
-        started.wait()
-        print("late")
-
-    threading.Thread(target=say_late).start()
-    atexit.register(print, "at exit")
-    started.set()
 
 
 def test_threads_and_exit_handlers_finish_before_the_end(call: Caller) -> None:
@@ -404,26 +337,11 @@ def test_exit_handlers_of_the_agent_do_not_run_in_its_workers(call: Caller) -> N
     output.close()
 
 
-def print_to(stream: str) -> None:
-    print(f"to {stream}", file=getattr(sys, stream), end="")
-
-
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_last_line_without_a_newline_is_kept(call: Caller, stream: str) -> None:
     """Streams are flushed."""
     ended = call(print_to, stream)
     assert {"stdout": ended.out, "stderr": ended.err}[stream] == f"to {stream}"
-
-
-OPEN_FILES: list[Any] = []
-
-
-def leave_files_open(folder: str) -> None:
-    """Leave one file of each buffered kind open, with data in its buffer."""
-    for name, mode in (("text", "w"), ("bytes", "wb"), ("both", "w+b")):
-        file = open(f"{folder}/{name}", mode)  # noqa: SIM115 - stays open
-        file.write("last" if mode == "w" else b"last")
-        OPEN_FILES.append(file)
 
 
 def test_files_that_a_fresh_worker_left_open_are_written(tmp_path: Path) -> None:
@@ -432,31 +350,9 @@ def test_files_that_a_fresh_worker_left_open_are_written(tmp_path: Path) -> None
     assert [(tmp_path / name).read_text() for name in ("text", "bytes", "both")] == ["last"] * 3
 
 
-def write_to_a_closed_pipe() -> str:
-    reader, writer = os.pipe()
-    os.close(reader)
-    try:
-        os.write(writer, b"x")
-    except BrokenPipeError:
-        return "an exception"
-    return "nothing"
-
-
 def test_a_broken_pipe_is_an_exception(call: Caller) -> None:
     """Python ignores SIGPIPE, also in a forked worker."""
     assert call(write_to_a_closed_pipe).values == {0: "an exception"}
-
-
-def process_state() -> dict[str, Any]:
-    return {
-        "session": os.getsid(0) == os.getpid() == os.getpgrp(),
-        "descriptors": sorted(descriptors()),
-        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-        "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-        "sigterm": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
-        "wakeup": signal.set_wakeup_fd(-1),
-        "main": threading.current_thread() is threading.main_thread(),
-    }
 
 
 @pytest.mark.parametrize("from_main_thread", [True, False], ids=["main thread", "other thread"])

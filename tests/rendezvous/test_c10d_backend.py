@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 from tenax._engines.free_port import free_port
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend, create_backend
@@ -165,10 +167,9 @@ def test_invalid_options_are_rejected(options: dict[str, Any], fault: str) -> No
 
 _WHICH = """
 import sys
-{first}
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import create_backend
-for options in ({{"store_type": "file"}}, {{}}):
+for options in ({"store_type": "file"}, {}):
     endpoint = sys.argv[1] if options else "127.0.0.1:" + sys.argv[2]
     backend, store = create_backend(RendezvousParameters("c10d", endpoint, "run", 1, 1, **options))
     assert backend.set_state(b"state")[2]
@@ -177,15 +178,18 @@ for options in ({{"store_type": "file"}}, {{}}):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("first", ["", "import torch"])
-def test_the_store_is_torchs_only_if_torch_is_already_imported(tmp_path: Path, first: str) -> None:
+@needs_torch
+def test_the_store_is_torchs_if_torch_is_already_imported(tmp_path: Path, torch_python: TorchPython) -> None:
+    done = torch_python.run("-c", _WHICH, str(tmp_path / "store"), str(free_port()))
+    assert done.stdout.splitlines() == ["torch True"] * 2, done.stderr
+
+
+@pytest.mark.process
+def test_the_store_is_tenaxs_if_torch_is_not_imported(tmp_path: Path) -> None:
     """tenax never imports torch itself."""
-    if first:
-        pytest.importorskip("torch", reason="torch is not installed")
-    command = [sys.executable, "-c", _WHICH.format(first=first), str(tmp_path / "store"), str(free_port())]
+    command = [sys.executable, "-c", _WHICH, str(tmp_path / "store"), str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    expected = ["torch True"] * 2 if first else ["tenax False"] * 2
-    assert done.stdout.splitlines() == expected
+    assert done.stdout.splitlines() == ["tenax False"] * 2
 
 
 def test_a_state_written_by_torch_is_found() -> None:

@@ -29,8 +29,6 @@ from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
 pytestmark = pytest.mark.process
 
-TIMEOUT_S = 30.0
-
 
 @pytest.fixture(scope="module")
 def client(etcd: EtcdCluster) -> Iterator[BlockingEtcd]:

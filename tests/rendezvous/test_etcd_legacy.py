@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kit.etcd import EtcdCluster, unique_prefix
+from kit.processes import TIMEOUT_S
 from tenax._core.etcd.operations import Range, prefix_end
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousParameters
@@ -23,8 +24,6 @@ from tenax.rendezvous.etcd_store import EtcdStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
 pytestmark = pytest.mark.process
-
-TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from kit.torch_python import TorchPython
 from store.servers import our_server, torch_client
 
 pytestmark = pytest.mark.process
@@ -51,21 +50,11 @@ WORLD = """
 """
 
 
-def test_four_workers_create_a_process_group_over_the_server() -> None:
+def test_four_workers_create_a_process_group_over_the_server(torch_python: TorchPython) -> None:
     with our_server() as server:
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(WORLD), "4"],
-            env={
-                **os.environ,
-                "MASTER_ADDR": server.host,
-                "MASTER_PORT": str(server.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-        )
+        address = {"MASTER_ADDR": server.host, "MASTER_PORT": str(server.port)}
+        environ = {**os.environ, **address, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        done = torch_python.run("-c", textwrap.dedent(WORLD), "4", environ=environ)
         assert done.returncode == 0, done.stderr
         assert server.counted("accepted") >= 4
         assert server.counted("refused_requests") == 0

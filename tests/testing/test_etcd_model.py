@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from kit.etcd import EtcdCluster, needs_etcd, unique_prefix
+from kit.processes import TIMEOUT_S
 from tenax._core.etcd.errors import EtcdError
 from tenax._core.etcd.operations import (
     Answer,
@@ -32,7 +33,6 @@ from tenax._io.loop import Loop
 from tenax.testing.etcd_model import EtcdModel
 
 pytestmark = [needs_etcd, pytest.mark.process]
-TIMEOUT_S = 30.0
 NAMES = (b"leader", b"record", b"nodes/a", b"nodes/b")
 
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from kit.processes import needs_torch
 from tenax import timer
 from tenax.timer import TimerClient, TimerRequest
 from tenax.timer import api as timer_api
@@ -208,9 +209,9 @@ NAMES = {
 }
 
 
+@needs_torch
 def test_names_and_parameters_are_torchelastics() -> None:
     """Calls by position and by name work as in TorchElastic."""
-    pytest.importorskip("torch")
     for module, names in NAMES.items():
         theirs = importlib.import_module(f"torch.distributed.elastic.timer{module}")
         ours = importlib.import_module(f"tenax.timer{module}")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import gone, leaving_nothing, on_linux, until
+from kit.processes import gone, leaving_nothing, needs_torch, on_linux, until
 from tenax.timer import FileTimerClient, FileTimerRequest, FileTimerServer, expires
 
 pytestmark = pytest.mark.process
@@ -382,8 +382,8 @@ def test_a_client_that_waits_for_room_fails_when_the_last_reader_closes(full: tu
 # --- with TorchElastic's ----------------------------------------------------------------------------------------------
 
 
+@needs_torch
 def test_torchelastics_client_works_with_our_server(path: str, serve) -> None:
-    pytest.importorskip("torch")
     serve()
     hanging = worker(path, HANGS, "torch.distributed.elastic.timer")
     assert hanging.wait(60) == -signal.SIGKILL

@@ -211,14 +211,22 @@ class SilentLogs:
 
     def on_writable(self) -> None: ...
 
-    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
+    def prepare(
+        self, generation: int, envs: dict[int, dict[str, str]], survivors: tuple[int, ...] = ()
+    ) -> dict[int, Output]:
         return {rank: Output(os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)) for rank in envs}
+
+    def error_files(self) -> dict[int, str]:
+        return {}
 
     def has_error_file(self, local_rank: int) -> bool:
         return False
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         return ()
+
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        done({})
 
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         reply(None, "not supported")

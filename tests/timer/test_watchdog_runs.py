@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kit.jobs import Done, Runner
-from kit.processes import EventCollector, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
+from kit.processes import EventCollector, Pipe, is_alive, launch, leaving_nothing, needs_torch, on_linux, python, until
 from tenax._core import events
 from tenax._node.journal import read_journal
 from tenax._processes.keeper import KeeperProcess
@@ -194,9 +194,9 @@ for thread in threads:
     assert not list((runner.home / "tmp").glob("tenax-watchdog-*"))
 
 
+@needs_torch
 def test_torchelastics_client_works_with_the_agent(runner: Runner) -> None:
     """In a script that does not import tenax."""
-    pytest.importorskip("torch")
     body = """
 import os, time
 import torch.distributed.elastic.timer as timer

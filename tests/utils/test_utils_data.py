@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import pickle
 import subprocess
@@ -15,19 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.processes import needs_torch
 from tenax.utils.data import CyclingIterator
 from tenax.utils.data.elastic_distributed_sampler import _PlainSampler, _sampler, order_of, share_of
 
 pytestmark = pytest.mark.process
 
 PlainSampler = _sampler(_PlainSampler, order_of)
-has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 # --- the sampler ------------------------------------------------------------------------------------------------------
 
 
-@has_torch
+@needs_torch
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_the_indices_equal_torchelastics(data: st.DataObject) -> None:
@@ -58,7 +57,7 @@ def test_the_indices_equal_torchelastics(data: st.DataObject) -> None:
         assert list(ours) == expected
 
 
-@has_torch
+@needs_torch
 def test_with_torch_the_sampler_is_a_torch_sampler() -> None:
     """A DataLoader accepts it, and it can be pickled."""
     from torch.utils.data import DataLoader, DistributedSampler
@@ -74,7 +73,7 @@ def test_with_torch_the_sampler_is_a_torch_sampler() -> None:
     assert batches == list(sampler)
 
 
-@has_torch
+@needs_torch
 @pytest.mark.parametrize("start", [10, 11, -1])
 def test_a_start_outside_of_the_dataset_is_rejected(start: int) -> None:
     from tenax.utils.data import ElasticDistributedSampler

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from kit.processes import needs_torch
+from kit.torch_python import TorchPython
 from store.servers import our_server
 from tenax.store import MemoryStore, StoreTimeoutError, TCPStore
 from tenax.utils.distributed import create_c10d_store, get_free_port
@@ -189,10 +191,10 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         create_c10d_store(True, "127.0.0.1", store.port, timeout=MEANWHILE_S)
 
 
+@needs_torch
 @pytest.mark.process
 def test_torchelastics_helper_and_tenaxs_share_one_store() -> None:
     """In two processes: one barrier, one exchange."""
-    pytest.importorskip("torch", reason="torch is not installed")
     theirs = """
         import sys
         from torch.distributed.elastic.utils.distributed import create_c10d_store
@@ -239,10 +241,11 @@ for create in (theirs, ours):
 """
 
 
+@needs_torch
 @pytest.mark.process
-def test_errors_have_torchs_types_if_torch_is_imported() -> None:
+def test_errors_have_torchs_types_if_torch_is_imported(torch_python: TorchPython) -> None:
     """A port in use, a missing server, a missing worker."""
-    pytest.importorskip("torch", reason="torch is not installed")
-    done = subprocess.run([sys.executable, "-c", BOTH], stdout=subprocess.PIPE, text=True, timeout=100, check=True)
+    done = torch_python.run("-c", BOTH)
+    assert done.returncode == 0, done.stderr
     theirs, ours = done.stdout.splitlines()
     assert ours == theirs == "['DistNetworkError'] ['DistNetworkError'] ['DistStoreError']"

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax._core.model import AWAITED, Evidence, Failure
-from tenax._view.cause import KINDS, Observations, cause_of, classify, meaning_of, next_step_of
+from tenax._core.model import AWAITED, DEADLOCK, Evidence, Failure
+from tenax._view.cause import Observations, cause_of, classify, meaning_of, next_step_of
+from tenax._view.kinds import KINDS
 
 pytestmark = pytest.mark.process
 
@@ -41,6 +42,7 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
         ("RuntimeError: unable to open shared memory object </torch_4> in read-write mode", "shared_memory"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "shared_memory"),
         ("RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed", "disk_full"),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", "disk_full"),
         ("OSError: [Errno 23] Too many open files in system", "too_many_files"),
         ("RuntimeError: can't start new thread", "no_more_processes"),
         ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "gpu_memory_error"),
@@ -57,6 +59,18 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
         ("ConnectionRefusedError: [Errno 111] Connection refused", "connection_refused"),
         ("torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
          "(head, 29500). The IPv4 network addresses of (head, 29500) cannot be retrieved", "unknown_host"),
+        ("RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.", "not_a_number"),
+        ("AttributeError: Can't pickle local object 'main.<locals>.<lambda>'", "not_picklable"),
+        ("RuntimeError: Expected to have finished reduction in the prior iteration", "unused_parameters"),
+        ("RuntimeError: Missing key in checkpoint state_dict: model.head.weight.", "checkpoint_mismatch"),
+        ("ImportError: DeepSpeed is not installed => run `pip install deepspeed` or build it", "missing_module"),
+        ("ValueError: Can't find a valid checkpoint at /job/checkpoint-500", "missing_file"),
+        ("jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 70368744177664 bytes.", "memory"),
+        ("TypeError: dot_general requires contracting dimensions to have the same shape, got (8,) and (9,).",
+         "shape_mismatch"),
+        ("RuntimeError: Unknown backend: 'gpu' requested, but no platforms are instances of gpu", "no_gpu"),
+        ("ValueError: Tried to find /job/step-500 but folder does not exist", "missing_file"),
+        ("lightning.fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!", "no_gpu"),
         ("RuntimeError: NCCL error: internal error - please report this issue to the NCCL developers", "nccl_error"),
         ("_pickle.UnpicklingError: invalid load key, '<'.", "bad_file"),
         ("EOFError", "bad_file"),
@@ -181,6 +195,36 @@ def test_an_abort_is_classified_by_the_last_lines() -> None:
     assert classify(printed(timeout, gpu, exit_code=-6)).kind == "gpu_illegal_access"
 
 
+def test_a_python_exception_decides_about_an_abort_while_the_process_exits() -> None:
+    """JAX aborts at exit because the others did not come to its last barrier."""
+    observed = Observations(
+        exit_code=-signal.SIGABRT,
+        error_type="KeyError",
+        message="KeyError: 'lr'",
+        last_lines=("DEADLINE_EXCEEDED: Barrier timed out. Id: Shutdown::1", "Fatal Python error: Aborted"),
+    )
+    assert (classify(observed).kind, classify(observed).is_consequence) == ("exception", False)
+
+
+def test_what_is_printed_directly_before_a_crash_may_be_its_reason() -> None:
+    """gRPC cannot listen, and JAX crashes. Nothing else that a crashed worker printed is evidence."""
+    line = "E1117 12:39:27.507030   25897 add_port.cc:83] Failed to add port to server: none of 1 for '[::]:26074'"
+    crash = ("Fatal Python error: Segmentation fault", "", "Thread 0x00007f42e6bcdb80 (most recent call first):")
+    near, far = (
+        classify(
+            Observations(
+                exit_code=-signal.SIGSEGV,
+                error_type="Fatal Python error",
+                message=crash[0],
+                last_lines=(line, *more, *crash),
+            )
+        )
+        for more in ((), ("step 1", "step 2", "step 3"))
+    )
+    assert near.meaning == "Port 26074 is already in use by another process."
+    assert far.kind == "segmentation_fault"
+
+
 def test_output_long_before_the_exit_is_not_the_cause() -> None:
     old = ("Connection reset by peer, retrying", *(f"step {n}" for n in range(20)))
     assert classify(printed(*old, exit_code=3)).kind == "exit_code"
@@ -237,6 +281,13 @@ def test_what_the_agent_observed_has_priority_over_the_evidence() -> None:
     assert cause_of(Failure(1, 0, 0, 5, -9, 1.0, evidence=evidence)).kind == "killed"
 
 
+def test_a_worker_that_never_joined_may_have_printed_why() -> None:
+    lines = ("[W1117 socket.cpp:764] [c10d] The IPv4 network addresses of (head, 29500) cannot be retrieved", "")
+    for kind, found in (("never_joined", "unknown_host"), ("stopped_responding", "stopped_responding")):
+        failure = Failure(1, 0, 4, 10, -15, 5.0, reason="x", evidence=Evidence(cause=kind, last_lines=lines))
+        assert cause_of(failure).kind == found
+
+
 def test_a_failure_without_a_known_cause_is_classified_from_its_evidence() -> None:
     """From a journal of another version of tenax, or with evidence that came too late."""
     assert cause_of(Failure(1, 0, 0, 5, -11, 1.0)).kind == "segmentation_fault"
@@ -251,7 +302,7 @@ def test_every_kind_has_a_meaning_and_a_next_step() -> None:
         assert "{" not in meaning + step, kind.id
         assert kind.patterns or kind.signals or kind.id in {
             *("out_of_memory", "exception", "signal", "scope_expired", "hang", "not_started", "exit_code", "unknown"),
-            *AWAITED,
+            *AWAITED, DEADLOCK,
         }  # fmt: skip
 
 

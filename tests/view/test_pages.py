@@ -236,7 +236,7 @@ def test_a_reported_hang_is_in_the_report_and_the_timeline(tmp_path: Path) -> No
     for page in pages_of(history):
         assert expected in Reader(page).text
     lanes, _ = lanes_of(history)
-    assert lanes[1] == {"n": "no activity", "s": [["lost", 9.0, 56.0, expected]]}
+    assert lanes[1] == {"n": "no activity", "s": [["hung", 9.0, 56.0, expected]]}
 
 
 def test_a_worker_without_a_recorded_end_is_marked(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_the_colours_are_those_of_the_dashboard() -> None:
     live = (Path(tenax._observe.dashboard.__file__).parent / "page.css").read_text()
     fills = re.findall(r"--fill-(\w+): (#\w+);", live)
     assert len(fills) == 2 * len(plots.KINDS)
-    ours = re.findall(r"--(waiting|starting|training|stopping|lost): (#\w+);", html.page("", ""))
+    ours = re.findall(r"--(waiting|starting|training|stopping|lost|hung): (#\w+);", html.page("", ""))
     assert sorted(ours) == sorted(fills)
 
 

@@ -11,7 +11,7 @@ from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Run
 from tenax._core.ledger import Spent
 from tenax._core.model import Evidence, Failure, Outcome, Verdict
 from tenax._core.policy import AnyDecision, BudgetPolicy, History, RestartPolicy, Wait
-from tenax._view.status import NodeStatus, RunStatus, status_of
+from tenax._view.status import NodeStatus, RunStatus, slow_ranks, status_of
 
 EPOCH = 1_700_000_000.0  # when the coordinator's clock was 0
 BOOM = Failure(1, 1, 3, 101, 1, 70.0, evidence=Evidence("RuntimeError", "RuntimeError: boom", cause="raised"))
@@ -242,13 +242,55 @@ def test_progress_is_converted_to_the_coordinators_clock() -> None:
     assert generation.spent == Spent(starting_s=2.0, training_s=20.0)
 
 
+def test_the_activity_of_each_worker_is_shown() -> None:
+    """With times of the coordinator's clock; -1 and 0: not known."""
+    job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
+    workers = (messages.WorkerProgress(1, 1, 5, 912.0, 916.0, output_at=915.0, step_s=1.0, cpus=0.5),)
+    job.receive("a", messages.NodeProgress(1, 920.0, workers), 20.0)
+    a = node(job.status(), "a")
+    assert a.outputs == (0.0, pytest.approx(EPOCH + 15.0))
+    assert a.stepped == (0.0, pytest.approx(EPOCH + 16.0))
+    assert (a.steps, a.step_s, a.cpus) == ((-1, 5), (0.0, 1.0), (-1.0, 0.5))
+
+
+STEPS_4 = (0.31, 0.30, 0.29, 0.30)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "cpus", "gpus", "slow"),
+    [
+        (STEPS_4, (), (), ()),
+        ((0.31, 0.30, 0.29, 0.60), (), (), ("rank 3 on b takes 600 ms per step, the others 300 ms",)),
+        ((0.30, 0.60), (), (), ("rank 1 on a takes 600 ms per step, the others 300 ms",)),
+        ((0.003, 0.006), (), (), ()),  # too short to matter
+        ((0.3, 0.3, 0.6, 0.6), (), (), ()),  # different work
+        (STEPS_4, (0.1, 0.1, 0.1, 1.0), (), ()),  # steps decide
+        ((), (0.1, 0.1, 1.0, 0.2), (), ("rank 2 on b uses 100 % of a CPU, the others 10 %",)),
+        ((), (1.0, 1.0, 0.05, 1.0), (), ("rank 2 on b uses 5 % of a CPU, the others 100 %",)),
+        ((), (0.6, 0.9, 0.7, 0.8), (), ()),
+        ((), (0.5,), (), ()),
+        ((), (1.0, 1.0), (1.0, 1.0, 0.3, 0.9), ("rank 2 on b uses 30 % of its GPU, the others 100 %",)),
+    ],
+)
+def test_a_rank_that_is_slower_than_its_peers_is_named(
+    step_s: tuple[float, ...], cpus: tuple[float, ...], gpus: tuple[float, ...], slow: tuple[str, ...]
+) -> None:
+    nodes = [
+        NodeStatus(name, name, name, "working", 0.0, 2, index, first, step_s=step_s[of], cpus=cpus[of], gpus=gpus[of])
+        for index, name in enumerate("ab")
+        for first in [2 * index]
+        for of in [slice(first, first + 2)]
+    ]
+    assert slow_ranks(nodes) == slow
+
+
 def test_a_worker_that_reported_only_a_phase_has_no_step() -> None:
     """The ledger has no step either."""
     job = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
     job.receive("a", messages.NodeProgress(1, 12.0, (messages.WorkerProgress(1, -1, -1, 0.0, 0.0, "loading"),)), 12.0)
     status = job.status()
     a = node(status, "a")
-    assert (a.steps, a.phases) == ((-1, -1), ("", "loading"))
+    assert (a.steps, a.phases) == ((), ("", "loading"))
     (generation,) = status.generations
     assert (generation.first_step, generation.last_step) == (-1, -1)
     assert generation.spent == Spent(starting_s=1.0, training_s=1.0)

@@ -1,27 +1,34 @@
 """The agent machine: the lifecycle of one node.
 
-    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     the generation ended, on this node or elsewhere
+    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     the generation ended, on this node or elsewhere; workers
+                                                             that opted in are held until the next one
                          |          '-----> ENDED            this node leaves, or the run ended
                          '-------> CLOSING -> DONE -> ENDED  all workers on this node succeeded; the run ends when
                                                              those of all nodes have
 
-It decides when workers start and stop, and how a stop escalates (the kill ladder: signal -> clear -> kill -> abandon).
+It decides when workers start and stop, and how a stop escalates (the kill ladder: hold -> signal -> clear -> kill ->
+abandon). A worker that opted in is held: it acknowledges the end of its generation, does nothing of it any more, and
+takes part in the next one as a survivor. A worker that does not acknowledge it in time is stopped alone.
 The coordinator (``coordinator.py``) decides whether there is a next generation and how the run ends. This machine sends
 it messages and receives its events, also if both are in one process. It has no access to processes, logs, sockets or a
 clock: the time of each event is an argument.
 
 Invariants (tests cite the numbers; ``tenax.testing.agent_invariants`` checks them after every step):
 
-A1  Workers of a generation start only when no process of an earlier one is alive on the node.
+A1  Workers of a generation start only when no process of an earlier one is alive on the node, except held workers,
+    which continue in it, and their descendants. A worker is held only if it acknowledged the end of its generation.
 A2  Generation numbers only grow. A generation starts its workers once at most, and only if the coordinator formed it.
-A3  Messages are true: ready and stopped are sent only when the node is clear, succeeded only if every worker succeeded.
+A3  Messages are true: ready and stopped are sent only when the node is clear, with the workers that it holds; succeeded
+    only if every worker succeeded.
 A4  No command follows the verdict.
-A5  A verdict is reached only when the node is clear, except ABANDONED (a process survived) and BROKEN (keeper lost).
+A5  A verdict is reached only when the node is clear and holds no worker, except ABANDONED (a process survived) and
+    BROKEN (keeper lost).
 A6  A FAILED verdict names at least one failure, first cause first; no worker is both failed and stopped.
 A7  Every wait for processes has a deadline.
 A8  The kill ladder only escalates.
-A9  An event of another generation changes nothing.
-A10 A single worker is ended only after one of its scopes expired, and gets SIGKILL after the grace period at latest.
+A9  An event of another generation changes nothing, except the end of one that was formed and has not started here.
+A10 A single worker is ended only after one of its scopes expired, or because it is not held although its generation has
+    ended, and gets SIGKILL after the grace period at latest.
     Stacks are collected only if a worker is overdue or the coordinator requested them.
 A11 The start and the end of a quiet period are each sent once. A request for stacks is answered within a bounded time,
     with locations or with why they are not known. A hang is reported once, and its end only after that.
@@ -42,6 +49,7 @@ from tenax._core.agent_state import (
     Deadline,
     Decided,
     Examination,
+    Formed,
     Leave,
     LocalGeneration,
     Phase,
@@ -50,6 +58,7 @@ from tenax._core.agent_state import (
     global_rank,
     is_started,
     messages_on_connecting,
+    ready_message,
     running_message,
     stopped_message,
     stopped_workers,
@@ -61,6 +70,7 @@ from tenax._core.model import (
     Assignment,
     Evidence,
     Failure,
+    Hold,
     Outcome,
     Overdue,
     Verdict,
@@ -92,6 +102,7 @@ _EXCEPTION_EXIT_CODE = 1  # of a Python process
 _URGENT_SIGNALS = (SIGINT, SIGQUIT)
 _MAX_SCOPE_CHARS = 200  # of a scope's name in a message
 _GRACE_OVER = "the grace period is over"
+_UNTIL_HELD = (Rung.HOLDING, Rung.HELD)
 
 
 class AgentMachine(HangObserver):
@@ -106,7 +117,9 @@ class AgentMachine(HangObserver):
 
     def _is_stale(self, event: AnyEvent) -> bool:
         """Whether the event belongs to another generation. The only check of this kind (A9)."""
-        generation = getattr(event, "generation", None)
+        generation, formed = getattr(event, "generation", None), self.state.formed
+        if formed is not None and isinstance(event, events.GenerationEnded | events.Fenced):
+            return generation not in (self.state.generation, formed.assignment.generation)
         return generation is not None and generation != self.state.generation
 
     def _handle(self, event: AnyEvent, now: float) -> None:
@@ -132,28 +145,28 @@ class AgentMachine(HangObserver):
                 self._forward_notice("", why, in_s)
             case events.LeaveRequested(why):
                 self._on_leave_requested(Leave(SIGTERM, why), None, now)
-            case events.ProgressSeen(generation, workers):
-                if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-                    self._send(messages.NodeProgress(generation, now, workers))
+            case events.ProgressSeen():
+                self._forward_progress(event, now)
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
-            case events.WorkerStartFailed(generation, local_rank, reason, exit_code, ended_at):
-                exited = events.WorkerExited(
-                    generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
-                )
-                self._on_worker_ended(exited, now)
+            case events.WorkerStartFailed():
+                self._on_worker_ended(_as_exit(event), now)
             case events.WorkerExited():
                 self._on_worker_ended(event, now)
+            case events.WorkerOptedIn() | events.WorkerOptedOut() | events.WorkerHeld():
+                self._handle_survivor_event(event, now)
             case events.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
+            case events.WorkerRaised(_, local_rank):
+                self._on_worker_raised(local_rank, now)
             case events.LastLinesRead(_, local_rank, lines, log_file):
                 self._on_last_lines(local_rank, lines, log_file)
             case events.ScopeExpired():
                 self._on_scope_expired(event, now)
             case events.StacksRefused(_, local_rank, why):
                 self._on_stacks_refused(local_rank, why, now)
-            case events.NodeCleared():
-                self._on_node_cleared(now)
+            case events.NodeCleared(_, held):
+                self._on_node_cleared(held, now)
             case events.SignalReceived(signal, grace_s):
                 self._on_leave_requested(Leave(signal), grace_s, now)
             case events.KeeperLost(reason):
@@ -167,28 +180,70 @@ class AgentMachine(HangObserver):
 
     def _join(self) -> None:
         self._enter(Phase.JOINING)
-        self._send(messages.NodeReady(self.state.generation))
+        self.state.last.is_reported = True
+        self._send(ready_message(self.state))
 
     def _on_generation_formed(self, assignment: Assignment, now: float) -> None:
         state = self.state
-        if state.phase is not Phase.JOINING or assignment.generation <= state.generation:
+        if assignment.generation <= (state.formed.assignment.generation if state.formed else state.generation):
             return
+        is_ending = state.leave is not None or state.decided is not None
+        if state.phase is Phase.JOINING and state.cleared:
+            self._start(assignment, now)
+        elif is_ending:
+            pass
+        elif state.phase is Phase.JOINING or (state.phase is Phase.STOPPING and state.last.is_reported):
+            state.formed = Formed(assignment)  # it starts when the node is clear
+
+    def _start_formed(self, formed: Formed, now: float) -> None:
+        """Start the generation that was formed while this node was not clear, or report that it has ended."""
+        state = self.state
+        if not formed.has_ended:
+            self._start(formed.assignment, now)
+            return
+        state.formed = None
+        state.last = LocalGeneration(
+            formed.assignment,
+            now,
+            stop=Stop(is_clear=True),
+            has_ended=True,
+            is_uncharged=formed.is_uncharged,
+            was_cut_off=formed.was_cut_off,
+        )
+        self._send(stopped_message(state, now))
+        self._join()
+
+    def _start(self, assignment: Assignment, now: float) -> None:
+        state = self.state
         state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-MAX_EARLIER:]
         workers = {rank: WorkerRecord(rank) for rank in range(state.settings.local_world_size)}
-        state.last = LocalGeneration(assignment, now, workers)
+        survivors = state.last.held()
+        for rank in survivors:
+            before = state.workers[rank]
+            assert before.hold is not None, "a held worker has opted in"
+            workers[rank] = WorkerRecord(rank, pid=before.pid, hold=Hold(before.hold.timeout_s), is_survivor=True)
+        state.last, state.formed = LocalGeneration(assignment, now, workers), None
         self._enter(Phase.RUNNING)
-        self._commands.append(commands.StartWorkers(assignment))
+        self._commands.append(commands.StartWorkers(assignment, survivors))
 
     # --- decisions of the coordinator ---------------------------------------------------------------------------------
 
     def _on_generation_ended(self, ended: events.GenerationEnded, now: float) -> None:
-        state = self.state
+        state, formed = self.state, self.state.formed
+        if formed is not None and ended.generation == formed.assignment.generation:
+            formed.has_ended, formed.is_uncharged = True, formed.is_uncharged or ended.is_uncharged
+            self._stop_held(SIGTERM, ended.why, state.settings.grace_s, now)
+            return
         state.last.is_uncharged |= ended.is_uncharged
         state.last.has_ended = True
         if ended.is_late and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
             self._on_fenced(ended.why, now)
         elif state.phase is Phase.RUNNING:
-            self._stop(SIGTERM, ended.why, state.settings.grace_s, now)
+            self._end_generation(ended.why, now, stops=ended.stops)
+        elif ended.stops and state.phase in (Phase.STOPPING, Phase.JOINING):
+            is_stopping = self._stop_held(SIGTERM, ended.why, state.settings.grace_s, now)
+            if not is_stopping and any(worker.hold is not None for worker in state.workers.values()):
+                self._send(ready_message(state))  # the held workers have exited since it was sent
         elif state.phase is Phase.DONE:
             if state.leave is not None:  # it stayed only to receive the verdict
                 self._leave(state.leave)
@@ -205,10 +260,11 @@ class AgentMachine(HangObserver):
         state, verdict = self.state, decided.verdict
         if state.decided is not None:
             return  # a run ends once; a link that breaks after that changes nothing
-        state.decided = decided
+        state.decided, state.formed = decided, None
+        why, grace_s = f"the run {verdict.outcome.text}: {verdict.why}", state.settings.grace_s
         if state.phase is Phase.RUNNING:
-            self._stop(SIGTERM, f"the run {verdict.outcome.text}: {verdict.why}", state.settings.grace_s, now)
-        elif state.phase in (Phase.NEW, Phase.JOINING, Phase.DONE):
+            self._stop(SIGTERM, why, grace_s, now)
+        elif not self._stop_held(SIGTERM, why, grace_s, now) and state.phase in (Phase.NEW, Phase.JOINING, Phase.DONE):
             self._end(verdict)
 
     def _on_fenced(self, why: str, now: float) -> None:
@@ -217,10 +273,17 @@ class AgentMachine(HangObserver):
         if state.phase is Phase.RUNNING:
             self._enter(Phase.STOPPING)
             state.last.stop = Stop(Rung.SIGNALLED, now, SIGKILL)
-        state.last.was_cut_off |= state.phase is Phase.STOPPING
+        state.last.was_cut_off |= state.phase is Phase.STOPPING and not state.last.is_reported
+        if state.formed is not None:
+            state.formed.has_ended = state.formed.was_cut_off = True
+        self._give_up_held()
         # DONE stays DONE. If the others continued without this node, the coordinator reports it on reconnecting.
         if state.phase in (Phase.STOPPING, Phase.CLOSING):
             self._kill(why, now)
+
+    def _forward_progress(self, seen: events.ProgressSeen, now: float) -> None:
+        if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
+            self._send(messages.NodeProgress(seen.generation, now, seen.workers))
 
     def _forward_notice(self, host: str, why: str, in_s: float | None) -> None:
         if self.state.phase is Phase.RUNNING:
@@ -230,7 +293,9 @@ class AgentMachine(HangObserver):
 
     def _on_worker_started(self, local_rank: int, pid: int) -> None:
         worker = self.state.workers.get(local_rank)
-        if worker is not None and worker.phase is WorkerPhase.REQUESTED:
+        if worker is not None and worker.phase is WorkerPhase.HELD and not worker.pid:
+            worker.pid = pid
+        elif worker is not None and worker.phase is WorkerPhase.REQUESTED:
             worker.phase = WorkerPhase.RUNNING
             worker.pid = pid
             if self.state.phase is Phase.RUNNING and is_started(self.state):
@@ -241,39 +306,43 @@ class AgentMachine(HangObserver):
         worker = state.workers.get(exited.local_rank)
         if worker is None or worker.phase is WorkerPhase.ENDED:
             return
-        worker.phase = WorkerPhase.ENDED
+        was_held, worker.phase = worker.phase is WorkerPhase.HELD, WorkerPhase.ENDED
         worker.exit_code = exited.exit_code
         worker.ended_at = now if exited.ended_at is None else min(exited.ended_at, now)
         # A worker that could not start, or exited before the stop request reached it, was not stopped by the agent.
-        worker.was_stopped = state.last.stop.rung >= Rung.SIGNALLED and not exited.before_stop
+        is_stopped_alone = worker.hold is not None and worker.hold.sent != 0
+        is_stopped = state.last.stop.rung >= Rung.SIGNALLED or is_stopped_alone
+        worker.was_stopped = was_held or (is_stopped and not exited.before_stop)
         overdue, fault = worker.overdue, exited.fault
         if overdue is not None and (exited.exit_code < 0 or (overdue.sent and not exited.before_stop)):
             # The expired scope is the cause, even if the worker was stopped for another reason meanwhile.
             overdue.is_cause, worker.was_stopped, fault = True, False, overdue.reason
+        if was_held and state.last.stop.rung is Rung.HELD:
+            self._clear_again(now)
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # the outcome of this generation is already decided
-        if exited.exit_code != 0 or fault or self._has_stacks_to_show(worker):
+        if not was_held and (exited.exit_code != 0 or fault or self._has_stacks_to_show(worker)):
             self._record_bad_exit(worker, fault, exited.wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
             self._send(messages.FailureSeen(state.generation, state.failures[0], now))
-            self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", state.settings.grace_s, now)
+            self._end_generation(f"rank {state.failures[0].global_rank} failed", now)
+        elif state.last.stop.rung is Rung.HOLDING:
+            self._clear_if_held(now)
         elif state.last.have_all_ended():
             if state.phase is Phase.RUNNING:
                 self._enter(Phase.CLOSING)
                 self._clear(now)
             elif state.last.stop.rung is Rung.SIGNALLED:
                 self._clear(now)
+        else:
+            self._shorten_grace(now)
 
     def _record_bad_exit(self, worker: WorkerRecord, fault: str, wrote_error: bool, now: float) -> None:
         """Record a failure. If the worker was stopped, only examine whether it had failed by itself before."""
         state = self.state
         if not worker.was_stopped:
             state.failures.append(self._failure(worker, fault, Evidence()))
-        elif (
-            worker.exit_code in (-state.last.stop.signal, -SIGKILL)
-            and not wrote_error
-            and not self._has_stacks_to_show(worker)
-        ):
+        elif worker.exit_code in self._stop_codes(worker) and not wrote_error and not self._has_stacks_to_show(worker):
             return  # the stop signal ended it: nothing to examine
         state.last.examination.ranks.add(worker.local_rank)
         state.last.examination.until = now + state.settings.examine_s  # each worker gets the full time
@@ -288,6 +357,11 @@ class AgentMachine(HangObserver):
                 was_stopped=worker.was_stopped,
             )
         )
+
+    def _stop_codes(self, worker: WorkerRecord) -> list[int]:
+        """Return the exit codes of a worker that the stop signals ended."""
+        sent = (self.state.last.stop.signal, worker.hold.sent if worker.hold is not None else 0, SIGKILL)
+        return [-signal for signal in sent if signal]
 
     @staticmethod
     def _has_stacks_to_show(worker: WorkerRecord) -> bool:
@@ -329,6 +403,26 @@ class AgentMachine(HangObserver):
             if evidence.raised_at is not None and evidence.raised_at < state.last.stop.since:
                 state.failures.append(self._failure(worker, "", evidence))
         self._continue_if_stopped(now)
+
+    def _on_worker_raised(self, local_rank: int, now: float) -> None:
+        worker = self.state.workers.get(local_rank)
+        if worker is not None and worker.phase is WorkerPhase.RUNNING:
+            worker.has_raised = True
+            self._shorten_grace(now)
+
+    def _shorten_grace(self, now: float) -> None:
+        """Do not wait the whole grace period for workers that have all raised an exception after a failure.
+
+        Nothing of the script runs in them any more. A library may wait at exit for a peer that is gone.
+        """
+        state, stop = self.state, self.state.last.stop
+        running = [worker for worker in state.workers.values() if worker.phase is not WorkerPhase.ENDED]
+        if state.phase is not Phase.STOPPING or stop.rung is not Rung.SIGNALLED or stop.until is None:
+            return
+        if state.leave is not None or state.last.is_uncharged or not all(worker.has_raised for worker in running):
+            return
+        if now + state.settings.exit_s < stop.until:
+            stop.until, stop.is_short = now + state.settings.exit_s, True
 
     def _on_last_lines(self, local_rank: int, lines: tuple[str, ...], log_file: str) -> None:
         worker = self.state.workers.get(local_rank)
@@ -402,6 +496,127 @@ class AgentMachine(HangObserver):
             if worker.overdue is not None and at is not None and at <= now and self.state.last.stop.rung < Rung.KILLED:
                 self._escalate(worker, worker.overdue, now)
 
+    # --- held workers -------------------------------------------------------------------------------------------------
+
+    def _handle_survivor_event(
+        self, event: events.WorkerOptedIn | events.WorkerOptedOut | events.WorkerHeld, now: float
+    ) -> None:
+        match event:
+            case events.WorkerOptedIn(_, local_rank, timeout_s):
+                self._on_opted_in(local_rank, timeout_s)
+            case events.WorkerOptedOut(_, local_rank):
+                self._on_opted_out(local_rank, now)
+            case events.WorkerHeld(_, local_rank, step):
+                self._on_worker_held(local_rank, step, now)
+            case _:
+                assert_never(event)
+
+    def _on_opted_in(self, local_rank: int, timeout_s: float) -> None:
+        worker = self.state.workers.get(local_rank)
+        if self.state.phase is Phase.RUNNING and worker is not None and worker.phase is not WorkerPhase.ENDED:
+            worker.hold = Hold(timeout_s)
+
+    def _on_opted_out(self, local_rank: int, now: float) -> None:
+        """The worker cannot be held any more. It may be exiting, so it is not stopped before its time has passed."""
+        state, worker = self.state, self.state.workers.get(local_rank)
+        if worker is None or worker.hold is None:
+            return
+        if state.phase is Phase.RUNNING:
+            worker.hold = None
+        elif worker.phase is WorkerPhase.HELD and state.last.stop.rung in _UNTIL_HELD:
+            worker.phase = WorkerPhase.RUNNING
+            if state.last.stop.rung is Rung.HOLDING:
+                worker.hold.until = now + worker.hold.timeout_s
+            else:
+                self._clear_again(now)  # which kills it
+
+    def _on_worker_held(self, local_rank: int, step: int, now: float) -> None:
+        worker = self.state.workers.get(local_rank)
+        if self.state.last.stop.rung is not Rung.HOLDING or worker is None or worker.hold is None or worker.hold.sent:
+            return  # it was not sent the end, or is being stopped
+        if worker.phase in (WorkerPhase.REQUESTED, WorkerPhase.RUNNING):
+            worker.phase = WorkerPhase.HELD
+            worker.hold.until, worker.hold.step = None, step
+            self._clear_if_held(now)
+
+    def _end_generation(self, why: str, now: float, *, stops: bool = False) -> None:
+        """RUNNING -> STOPPING: hold the workers that opted in and stop the others, or stop all."""
+        state = self.state
+        living = state.last.living()
+        can_hold = any(worker.hold is not None for worker in living) and all(
+            worker.overdue is None for worker in living
+        )
+        if stops or not can_hold:
+            self._stop(SIGTERM, why, state.settings.grace_s, now)
+            return
+        self._enter(Phase.STOPPING)
+        state.last.stop = Stop(Rung.HOLDING, now)
+        ranks = tuple(worker.local_rank for worker in living if worker.hold is not None)
+        self._commands.append(commands.HoldWorkers(state.generation, ranks, why))
+        for worker in living:
+            if worker.hold is not None:
+                worker.hold.until = now + worker.hold.timeout_s
+            else:
+                worker.hold = Hold(0.0)
+                self._stop_alone(worker, worker.hold, "it cannot be held", now)
+
+    def _stop_alone(self, worker: WorkerRecord, hold: Hold, why: str, now: float) -> None:
+        """Send the next signal to a worker that is not held: SIGTERM, then SIGKILL. After that, kill all processes."""
+        state = self.state
+        if hold.sent == SIGKILL:
+            self._kill(f"rank {self._global_rank(worker.local_rank)} survived SIGKILL", now)
+            return
+        hold.sent = SIGKILL if hold.sent else SIGTERM
+        hold.until = now + (state.settings.abandon_s if hold.sent == SIGKILL else state.settings.grace_s)
+        self._commands.append(commands.StopWorker(state.generation, worker.local_rank, worker.pid, hold.sent, why))
+
+    def _on_hold_due(self, now: float) -> None:
+        for worker in self.state.last.living():
+            hold = worker.hold
+            is_due = hold is not None and hold.until is not None and hold.until <= now
+            if is_due and hold is not None and self.state.last.stop.rung is Rung.HOLDING:
+                late = f"it did not acknowledge the end of its generation within {format_seconds(hold.timeout_s)}"
+                self._stop_alone(worker, hold, _GRACE_OVER if hold.sent else late, now)
+
+    def _clear_if_held(self, now: float) -> None:
+        """HOLDING -> HELD, or CLEARING if all have exited."""
+        if self.state.last.have_all_ended():
+            self._clear(now)
+        elif all(worker.phase is WorkerPhase.HELD for worker in self.state.last.living()):
+            self._clear_again(now)
+
+    def _clear_again(self, now: float) -> None:
+        """End what exited workers left behind, and workers that cannot be held; the held ones stay."""
+        state, stop = self.state, self.state.last.stop
+        held = state.last.held()
+        stop.rung, stop.is_clear = Rung.HELD if held else Rung.CLEARING, False
+        stop.until = now + state.settings.grace_s if stop.until is None else stop.until
+        self._commands.append(commands.ClearNode(state.generation, held))
+
+    def _stop_held(self, signal: int, why: str, grace_s: float, now: float) -> bool:
+        """Stop workers that are held, or are about to be. Return False if there is nothing to wait for."""
+        state, stop = self.state, self.state.last.stop
+        if state.phase is Phase.STOPPING and stop.rung not in _UNTIL_HELD:
+            return True
+        if state.phase is Phase.STOPPING or (state.phase is Phase.JOINING and not self._is_idle()):
+            self._enter(Phase.STOPPING)
+            if stop.rung in _UNTIL_HELD:
+                stop.rung, stop.signal, stop.until, stop.is_clear = Rung.SIGNALLED, signal, now + grace_s, False
+                self._commands.append(commands.SignalWorkers(state.generation, signal, why))
+            return True
+        return False
+
+    def _is_idle(self) -> bool:
+        return self.state.cleared and not self.state.last.held()
+
+    def _give_up_held(self) -> None:
+        """Prepare to kill held workers."""
+        state, stop = self.state, self.state.last.stop
+        if state.phase is Phase.JOINING and not self._is_idle():
+            self._enter(Phase.STOPPING)
+        if state.phase is Phase.STOPPING and stop.rung is Rung.HELD:
+            stop.rung, stop.signal, stop.is_clear = Rung.SIGNALLED, SIGKILL, False
+
     # --- the kill ladder ----------------------------------------------------------------------------------------------
 
     def _stop(self, signal: int, why: str, grace_s: float, now: float) -> None:
@@ -417,6 +632,8 @@ class AgentMachine(HangObserver):
     def _clear(self, now: float) -> None:
         state, stop = self.state, self.state.last.stop
         stop.rung = Rung.CLEARING
+        if stop.is_short:  # the workers have exited; what they left behind has the whole grace period
+            stop.until, stop.is_short = stop.since + state.settings.grace_s, False
         stop.until = now + state.settings.grace_s if stop.until is None else stop.until
         self._commands.append(commands.ClearNode(state.generation))
 
@@ -426,6 +643,13 @@ class AgentMachine(HangObserver):
             return
         stop.rung, stop.until = Rung.KILLED, now + state.settings.abandon_s
         self._commands.append(commands.KillNode(state.generation, why))
+
+    def _why_kill(self) -> str:
+        if not self.state.last.stop.is_short:
+            return _GRACE_OVER
+        left = [worker.local_rank for worker in self.state.workers.values() if worker.phase is not WorkerPhase.ENDED]
+        who = f"rank{'s' if len(left) > 1 else ''} {', '.join(str(self._global_rank(rank)) for rank in left)}"
+        return f"{who} raised an exception and did not exit within {format_seconds(self.state.settings.exit_s)}"
 
     def _abandon(self) -> None:
         state = self.state
@@ -437,13 +661,19 @@ class AgentMachine(HangObserver):
         self._send(messages.NodeLeft(why, is_clear=False))
         self._end(self._own_verdict(Outcome.ABANDONED, why, stuck_pids=stuck))
 
-    def _on_node_cleared(self, now: float) -> None:
+    def _on_node_cleared(self, held: tuple[int, ...], now: float) -> None:
         state, stop = self.state, self.state.last.stop
-        if stop.rung < Rung.CLEARING or stop.is_clear:
+        if (stop.rung < Rung.CLEARING and stop.rung is not Rung.HELD) or stop.is_clear:
             return
+        if held != (state.last.held() if stop.rung is Rung.HELD else ()):
+            return  # the reply to an earlier command; the reply to the last one follows
         stop.is_clear, stop.until = True, None
         if state.phase is Phase.CLOSING:
             self._after_success()
+        elif state.phase is Phase.JOINING and state.formed is not None:
+            self._start_formed(state.formed, now)
+        elif state.phase is Phase.JOINING:
+            self._send(ready_message(state))  # with fewer workers than before
         else:
             self._continue_if_stopped(now)
 
@@ -469,6 +699,9 @@ class AgentMachine(HangObserver):
         if state.phase is not Phase.STOPPING or not state.cleared or state.last.examination.ranks:
             return
         state.failures.sort(key=by_cause)
+        if state.formed is not None:
+            self._start_formed(state.formed, now)
+            return
         self._send(stopped_message(state, now))
         if state.decided is not None:
             self._end_as_decided(state.decided)
@@ -490,13 +723,18 @@ class AgentMachine(HangObserver):
             elif leave.signal in _URGENT_SIGNALS:
                 self._on_second_signal(now)
             return
-        state.leave = leave
+        state.leave, state.formed = leave, None
+        if state.phase is not Phase.RUNNING and stop.rung in _UNTIL_HELD:
+            self._stop_held(leave.signal, leave.reason(is_local=True), grace_s, now)
+            return
         match state.phase:
             case Phase.RUNNING:
                 self._send(messages.NodeDraining(state.generation, grace_s, leave.reason()))
                 why = leave.reason(is_local=True)
                 self._forward_notice("", why, grace_s)
                 self._stop(leave.signal, why, grace_s, now)
+            case Phase.JOINING if not state.cleared:
+                self._enter(Phase.STOPPING)
             case Phase.NEW | Phase.JOINING | Phase.DONE:
                 self._leave(leave)
             case Phase.CLOSING:
@@ -523,8 +761,10 @@ class AgentMachine(HangObserver):
             if self.state.phase is Phase.ENDED:
                 return
             match deadline:
+                case Deadline.HOLD:
+                    self._on_hold_due(now)
                 case Deadline.GRACE:
-                    self._kill(_GRACE_OVER, now)
+                    self._kill(self._why_kill(), now)
                 case Deadline.ABANDON:
                     self._abandon()
                 case Deadline.EXAMINE:
@@ -564,6 +804,12 @@ class AgentMachine(HangObserver):
         self._enter(Phase.ENDED)
         state.verdict = verdict
         self._commands.append(commands.Finish(verdict))
+
+
+def _as_exit(failed: events.WorkerStartFailed) -> events.WorkerExited:
+    fault = f"could not be started: {failed.reason}"
+    where = (failed.generation, failed.local_rank)
+    return events.WorkerExited(*where, failed.exit_code, fault, before_stop=True, ended_at=failed.ended_at)
 
 
 def overrun(event: events.ScopeExpired) -> str:

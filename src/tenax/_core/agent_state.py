@@ -43,13 +43,16 @@ class Rung(enum.IntEnum):
     """The steps of the kill ladder."""
 
     NONE = 0
-    SIGNALLED = 1  # the workers were sent the stop signal
-    CLEARING = 2  # the workers have exited; the processes they left behind are being ended
-    KILLED = 3  # all processes were sent SIGKILL
-    ABANDONED = 4
+    HOLDING = 1  # the workers were sent the end of their generation; those that do not acknowledge it are stopped alone
+    HELD = 2  # all have exited or are held; the processes that the exited ones left behind are being ended
+    SIGNALLED = 3  # the workers were sent the stop signal
+    CLEARING = 4  # the workers have exited; the processes they left behind are being ended
+    KILLED = 5  # all processes were sent SIGKILL
+    ABANDONED = 6
 
 
 class Deadline(enum.Enum):
+    HOLD = "hold"  # a worker must have acknowledged the end of its generation, or exited, else the next signal follows
     GRACE = "grace"  # signalled processes must have exited
     ABANDON = "abandon"  # killed processes must have exited
     EXAMINE = "examine"  # the evidence must be collected
@@ -64,7 +67,8 @@ class Stop(msgspec.Struct):
     since: float = 0.0
     signal: int = 0  # the signal that the workers were sent
     until: float | None = None  # when the next step follows; None: nothing is awaited
-    is_clear: bool = False  # no process of the generation is alive
+    is_clear: bool = False  # no process of the generation is alive, except held workers and their descendants
+    is_short: bool = False  # the grace period was shortened: all workers that still run have raised an exception
 
 
 class Examination(msgspec.Struct):
@@ -112,6 +116,7 @@ class LocalGeneration(msgspec.Struct):
     has_ended: bool = False  # the coordinator has ended it
     is_uncharged: bool = False  # ... because a node joined or left
     was_cut_off: bool = False  # the lease expired before the workers had stopped
+    is_reported: bool = False  # this node was ready after it: held workers alone may be alive
 
     def escalations(self) -> list[float]:
         """Return when the next signals for single workers are due. The kill ladder supersedes these signals."""
@@ -119,6 +124,22 @@ class LocalGeneration(msgspec.Struct):
         if not late or self.stop.rung >= Rung.KILLED:
             return []
         return [at for worker in late if (at := worker.escalates_at) is not None]
+
+    def acknowledgements(self) -> list[float]:
+        """Return when the next signals are due for workers that have not acknowledged the end of the generation."""
+        if self.stop.rung is not Rung.HOLDING:
+            return []
+        awaited = (worker.hold for worker in self.living() if worker.phase is not WorkerPhase.HELD)
+        return [hold.until for hold in awaited if hold is not None and hold.until is not None]
+
+    def living(self) -> list[WorkerRecord]:
+        return [worker for worker in self.workers.values() if worker.phase is not WorkerPhase.ENDED]
+
+    def held(self) -> tuple[int, ...]:
+        """Return the local ranks of the held workers that are not being stopped."""
+        if self.stop.rung > Rung.HELD:
+            return ()
+        return tuple(rank for rank, worker in self.workers.items() if worker.phase is WorkerPhase.HELD)
 
     def have_all_ended(self) -> bool:
         return all(worker.phase is WorkerPhase.ENDED for worker in self.workers.values())
@@ -145,6 +166,18 @@ class Decided(msgspec.Struct, frozen=True):
     is_refused: bool = False  # it concerns this node alone
 
 
+class Formed(msgspec.Struct):
+    """A generation that was formed while this node is not clear: a held worker exited, or the held ones are stopped.
+
+    Its workers start when the node is clear, unless it has ended before.
+    """
+
+    assignment: Assignment
+    has_ended: bool = False
+    is_uncharged: bool = False
+    was_cut_off: bool = False
+
+
 class AgentState(msgspec.Struct):
     """The whole state of the machine. Printable, comparable, serialisable."""
 
@@ -152,6 +185,7 @@ class AgentState(msgspec.Struct):
     phase: Phase = Phase.NEW
     last: LocalGeneration = msgspec.field(default_factory=lambda: LocalGeneration(stop=Stop(is_clear=True)))
     earlier: list[Failure] = []  # this node's first failure of each earlier generation, in brief
+    formed: Formed | None = None
     leave: Leave | None = None
     decided: Decided | None = None
     verdict: Verdict | None = None
@@ -163,6 +197,8 @@ class AgentState(msgspec.Struct):
         last, stop = self.last, self.last.stop
         if self.phase is Phase.ENDED:
             return found
+        if acknowledgements := last.acknowledgements():
+            found[Deadline.HOLD] = min(acknowledgements)
         if stop.until is not None:
             found[Deadline.ABANDON if stop.rung is Rung.KILLED else Deadline.GRACE] = stop.until
         if last.examination.until is not None:
@@ -196,7 +232,7 @@ class AgentState(msgspec.Struct):
 
     @property
     def cleared(self) -> bool:
-        """Whether no process of any generation is alive."""
+        """Whether no process of any generation is alive, except held workers and their descendants."""
         return self.last.stop.is_clear
 
     @property
@@ -237,12 +273,23 @@ def quiet_message(generation: int, quiet: Quiet, now: float) -> messages.NodeQui
 
 
 def running_message(state: AgentState) -> messages.WorkersRunning:
-    return messages.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
+    workers = state.workers.values()
+    survivors = sum(worker.is_survivor for worker in workers)
+    return messages.WorkersRunning(state.generation, tuple(worker.pid for worker in workers), survivors)
+
+
+def ready_message(state: AgentState) -> messages.NodeReady:
+    return messages.NodeReady(state.generation, held=len(state.last.held()))
 
 
 def stopped_message(state: AgentState, now: float) -> messages.NodeStopped:
     return messages.NodeStopped(
-        state.generation, now, truncate_failures(state.failures), stopped_workers(state), state.last.was_cut_off
+        state.generation,
+        now,
+        truncate_failures(state.failures),
+        stopped_workers(state),
+        state.last.was_cut_off,
+        tuple(global_rank(state, rank) for rank in state.last.held()),
     )
 
 
@@ -251,12 +298,12 @@ def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: floa
 
     They are derived from the state alone, so no message is queued while there is no connection.
     """
-    part = state.assignment
+    part, last = state.assignment, state.last
     sent: list[messages.FromNode] = [
         messages.NodeJoined(
             node,
             generation=state.generation,
-            is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING),
+            is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING) and not last.is_reported,
             is_uncharged=state.last.is_uncharged,
             has_succeeded=state.phase is Phase.DONE,
             group_rank=part.group_rank if part else -1,
@@ -273,12 +320,12 @@ def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: floa
         elif state.settings.on_hang != "off":
             # The last message that the coordinator received may be NodeQuiet.
             sent.append(messages.NodeBusy(state.generation, "the workers of a node are active"))
-    elif state.phase is Phase.STOPPING:
+    elif state.phase is Phase.STOPPING and not last.is_reported:
         sent += [messages.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.leave is not None:
             sent.append(messages.NodeDraining(state.generation, state.settings.grace_s, state.leave.reason()))
-    elif state.phase is Phase.JOINING:
-        if state.failures or state.last.was_cut_off:
+    elif state.phase is Phase.JOINING and state.cleared:  # else it is sent when the node is clear
+        if state.failures or last.was_cut_off or last.held():
             sent.append(stopped_message(state, now))
-        sent.append(messages.NodeReady(state.generation))
+        sent.append(ready_message(state))
     return sent

@@ -58,6 +58,7 @@ Signal = Annotated[int, Meta(ge=0, lt=128)]
 Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 Time = Annotated[float, Meta(ge=-MAX_SECONDS, le=MAX_SECONDS)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+HoldTimeout = Annotated[float, Meta(gt=0, le=3600)]  # for a worker to acknowledge the end of its generation
 Interval = Annotated[float, Meta(ge=0.001, le=MAX_SECONDS)]
 SumSeconds = Annotated[float, Meta(ge=-MAX_SUM_SECONDS, le=MAX_SUM_SECONDS)]
 

@@ -22,7 +22,10 @@ class SendMessage(Command, frozen=True):
 
 
 class StartWorkers(Command, frozen=True):
+    """Start the workers of this generation; the survivors continue in it."""
+
     assignment: Assignment
+    survivors: tuple[int, ...] = ()  # local ranks of the held workers
 
 
 class ExamineFailure(Command, frozen=True):
@@ -41,6 +44,24 @@ class SignalWorkers(Command, frozen=True):
     """Send the signal to every live worker, but not to its children."""
 
     generation: int
+    signal: int
+    why: str
+
+
+class HoldWorkers(Command, frozen=True):
+    """Send the workers that opted in the end of their generation. Each must acknowledge it in time."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    why: str
+
+
+class StopWorker(Command, frozen=True):
+    """Send the signal to this worker alone: it did not acknowledge the end of its generation. It is not a failure."""
+
+    generation: int
+    local_rank: int
+    pid: int
     signal: int
     why: str
 
@@ -90,10 +111,12 @@ class EndWorker(Command, frozen=True):
 class ClearNode(Command, frozen=True):
     """End the processes that exited workers left behind.
 
-    Processes in the group of a worker that was signalled get the same signal; all others are killed.
+    Processes in the group of a worker that was signalled get the same signal; all others are killed. Held workers and
+    their descendants stay.
     """
 
     generation: int
+    held: tuple[int, ...] = ()  # local ranks
 
 
 class KillNode(Command, frozen=True):
@@ -121,6 +144,8 @@ AnyCommand = (
     | StartWorkers
     | ExamineFailure
     | SignalWorkers
+    | HoldWorkers
+    | StopWorker
     | DumpStacks
     | ReadStacks
     | ReportHang

@@ -130,13 +130,18 @@ class CoordinatorMachine(Lifecycle):
             self._on_joined(message, now)
             return
         record = self.state.nodes.get(node_id)
-        if record is None or self._is_stale(record, message):
+        if record is None:
+            return
+        if self._is_stale(record, message):
+            if record.is_superseded:
+                self._on_superseded_stopped(record, message, now)
             return
         match message:
             case messages.NodeReady():
                 self._on_ready(record, message, now)
-            case messages.WorkersRunning(_, pids):
+            case messages.WorkersRunning(_, pids, survivors):
                 record.pids = pids
+                self.state.last.survivors[node_id] = survivors
                 self._on_workers_started(record, now)
             case messages.NodeProgress(_, sent_at, workers):
                 self._on_progress(record, workers, now - sent_at, now)
@@ -177,6 +182,16 @@ class CoordinatorMachine(Lifecycle):
             case _:
                 is_current = message.generation == state.generation == record.generation
                 return not is_current or not state.last.has(record.info.node_id)
+
+    def _on_superseded_stopped(self, record: NodeRecord, message: messages.FromNode, now: float) -> None:
+        """End the wait for a superseded node whose workers were of a generation that is not the current one.
+
+        Its agent may stay, to host the coordinator, so nothing else ends this wait.
+        """
+        if self._is_over() or not isinstance(message, messages.NodeStopped | messages.NodeSucceeded):
+            return
+        if message.generation >= record.generation:  # else it is late, and the node has workers of another one
+            self._on_gone(record.info.node_id, SUPERSEDED, now, is_loss=True)
 
     # --- deadlines ----------------------------------------------------------------------------------------------------
 
@@ -286,7 +301,7 @@ class CoordinatorMachine(Lifecycle):
         if not is_other or not joined.store or not state.store:
             return joined
         if joined.is_running or joined.has_succeeded:
-            over = events.GenerationEnded(joined.generation, _LEFT_BEHIND)
+            over = events.GenerationEnded(joined.generation, _LEFT_BEHIND, stops=True)
             self._send(over, joined.node.node_id)
         if joined.is_running:
             self._await_stale(state.nodes[joined.node.node_id], now)
@@ -376,7 +391,8 @@ class CoordinatorMachine(Lifecycle):
             self._send(self._ended_event(state.generation, phase), node_id)
             return
         others_work = isinstance(phase, Running)
-        self._send(events.GenerationEnded(joined.generation, _LEFT_BEHIND, is_late=others_work), node_id)
+        over = events.GenerationEnded(joined.generation, _LEFT_BEHIND, is_late=others_work, stops=True)
+        self._send(over, node_id)
         if not joined.is_running:
             return
         if joined.generation == state.generation and not others_work:
@@ -488,7 +504,8 @@ class CoordinatorMachine(Lifecycle):
             record = state.nodes[node_id]
             record.phase = NodePhase.STALE if record.phase is NodePhase.MEMBER else NodePhase.JOINED
             record.last_rank = -1
-        self._send(events.GenerationEnded(state.generation, "a later generation exists"), *members)
+        over = events.GenerationEnded(state.generation, "a later generation exists", stops=True)
+        self._send(over, *members)
         state.last = Generation(labels=last.labels, world_size=last.world_size, formed_at=last.formed_at)
         phase.source = Unrecorded(is_renumbered=state.generation > 0)
         phase.is_broken, phase.watch = False, HangWatch()

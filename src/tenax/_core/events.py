@@ -13,6 +13,7 @@ from tenax._core.bounds import (
     MAX_SLOTS,
     ExitCode,
     Generation,
+    HoldTimeout,
     Label,
     LocalRank,
     LongText,
@@ -21,6 +22,7 @@ from tenax._core.bounds import (
     Pid,
     Seconds,
     Signal,
+    Step,
     Text,
     Time,
 )
@@ -52,6 +54,7 @@ class GenerationEnded(Event, frozen=True):
     why: LongText
     is_late: bool = False  # the next generation is running already: kill the workers without a grace period
     is_uncharged: bool = False  # uncharged: failures in it cost no restart, also for a later coordinator
+    stops: bool = False  # stop all workers, also those that opted in or are held
 
 
 class RunEnded(Event, frozen=True):
@@ -129,6 +132,30 @@ class WorkerStarted(Event, frozen=True):
     pid: Pid
 
 
+class WorkerOptedIn(Event, frozen=True):
+    """The worker can be held: it acknowledges the end of its generation within the timeout, and waits for the next."""
+
+    generation: Generation
+    local_rank: LocalRank
+    timeout_s: HoldTimeout
+
+
+class WorkerOptedOut(Event, frozen=True):
+    """The worker's channel was closed: it cannot be held, or take part in the next generation."""
+
+    generation: Generation
+    local_rank: LocalRank
+    why: LongText
+
+
+class WorkerHeld(Event, frozen=True):
+    """The worker acknowledged the end of its generation: it does nothing of it any more, and waits for the next."""
+
+    generation: Generation
+    local_rank: LocalRank
+    step: Step = -1  # the last one that it completed, for display; -1: none
+
+
 class ProgressSeen(Event, frozen=True):
     """The workers reported which steps they are at."""
 
@@ -162,6 +189,13 @@ class FailureExamined(Event, frozen=True):
     generation: Generation
     local_rank: LocalRank
     evidence: Evidence
+
+
+class WorkerRaised(Event, frozen=True):
+    """A worker that is being stopped has written an uncaught exception to its error file, and still runs."""
+
+    generation: Generation
+    local_rank: LocalRank
 
 
 class LastLinesRead(Event, frozen=True):
@@ -229,9 +263,10 @@ class MovementSeen(Event, frozen=True):
 
 
 class NodeCleared(Event, frozen=True):
-    """No worker of this generation and none of their descendants is alive on this node."""
+    """No worker of this generation and none of their descendants is alive on this node, except held ones."""
 
     generation: Generation
+    held: Annotated[tuple[LocalRank, ...], msgspec.Meta(max_length=MAX_SLOTS)] = ()  # local ranks that stay
 
 
 class SignalReceived(Event, frozen=True):
@@ -270,9 +305,13 @@ AnyEvent = (
     | ProgressSeen
     | Fenced
     | WorkerStarted
+    | WorkerOptedIn
+    | WorkerOptedOut
+    | WorkerHeld
     | WorkerStartFailed
     | WorkerExited
     | FailureExamined
+    | WorkerRaised
     | LastLinesRead
     | ScopeExpired
     | StacksRefused

@@ -49,7 +49,7 @@ _WAITS_FOR_OTHERS = re.compile(
 )
 # Where it waits for its own processes, with the same functions.
 _WAITS_FOR_OWN = re.compile(r"/utils/data/|/multiprocessing/(?!spawn)")
-_THIRD_PARTY = re.compile(r"/lib(?:64)?/python\d|/(?:site|dist)-packages/|^<frozen |^<string>")
+_THIRD_PARTY = re.compile(r"/lib(?:64)?/python\d|/(?:site|dist)-packages/|^<frozen |^<string>|:\?\?\? in ")
 
 
 class LocalStacks(NamedTuple):

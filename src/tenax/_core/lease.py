@@ -45,13 +45,14 @@ class Lease:
         self.terms = terms
         self.proven_at = proven_at  # when the last beat was sent that is known to have arrived
         self.answered_at = proven_at  # when the last beat was sent that the coordinator has answered
-        self._sent: dict[int, float] = {}  # unanswered beats
+        self._sent: dict[int, float] = {}  # unanswered beats whose answer can renew the lease
         self._number = 0
         self._last_sent_at = proven_at
 
     def beat(self, now: float) -> int:
         """Return the number of a new beat, to be sent now."""
         self._number += 1
+        self._sent = {each: at for each, at in self._sent.items() if at + self.terms.fence_s > now}
         self._sent[self._number] = self._last_sent_at = now
         return self._number
 
@@ -63,15 +64,9 @@ class Lease:
             self.answered_at = max(self.answered_at, sent_at)
             self._sent = {each: at for each, at in self._sent.items() if each > number}
 
-    def received(self, number: int) -> None:
-        """The coordinator received this beat and all earlier ones, but its answers do not count."""
-        self._sent = {each: at for each, at in self._sent.items() if each > number}
-
     def all_has_arrived(self) -> None:
         """The peer's host acknowledged every byte that was sent."""
         self.proven_at = max(self.proven_at, self._last_sent_at)
-        # Drop beats whose answer would change nothing: a paused coordinator does not answer them.
-        self._sent = {each: at for each, at in self._sent.items() if at + self.terms.fence_s > self._last_sent_at}
 
     def ends_at(self) -> float:
         """Return when the node must begin to kill its workers."""

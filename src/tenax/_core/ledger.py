@@ -1,21 +1,21 @@
 """The ledger: how the time of a run was spent, per generation. Part of the coordinator's state.
 
-    waiting -> starting -> training -> stopping -> waiting ...
+    waiting -> starting -> training <-> hung -> stopping -> waiting ...
 
-A generation is *starting* until the workers of all its nodes run and, if the script reports its steps
-(``tenax.progress``), until its first step. Training time is *lost* if a later generation repeats its steps, or if it
-came after the last step; both are known only for scripts that report steps. The time of a hang that ended a generation
-is lost too.
+A generation is *starting* until the workers of all its nodes run and their scripts have imported their modules and, if
+a script reports its steps (``tenax.progress``), until its first step. It is *hung* from the last activity before a
+reported hang until there is activity again, or until it ends. Training time is *lost* if a later generation repeats its
+steps, or if it came after the last step; both are known only for scripts that report steps.
 
 All other time is *waiting*: for the first nodes, for replacements of lost nodes, for the pause of a restart policy, and
 for the members of an earlier coordinator's generation to reconnect.
 
 Invariants (tests cite the numbers):
 
-L1  Every second from the first node to the end of the run is in exactly one of the five sums. The time of an earlier
+L1  Every second from the first node to the end of the run is in exactly one of the six sums. The time of an earlier
     coordinator counts up to the last generation in its record.
-L2  Sums never shrink as time passes. Only reported steps and the end of a hang move seconds: between starting and
-    training of a generation, and from training to lost. Lost seconds stay lost.
+L2  Sums never shrink as time passes. Only reports of workers and of a hang move seconds: imports and steps between
+    starting and training of a generation, steps from training to lost, a hang to hung. Lost and hung seconds stay so.
 L3  The number of generations kept is limited; the sums of dropped ones are kept.
 """
 
@@ -26,6 +26,7 @@ import msgspec
 from tenax._core.bounds import Count, SumSeconds
 
 _MAX_ENTRIES = 100
+_MAX_HANGS = 100  # of one generation: each must take longer than the one before
 
 
 class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,10 +37,11 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
     training_s: SumSeconds = 0.0
     stopping_s: SumSeconds = 0.0
     lost_s: SumSeconds = 0.0
+    hung_s: SumSeconds = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.waiting_s + self.starting_s + self.training_s + self.stopping_s + self.lost_s
+        return self.waiting_s + self.starting_s + self.training_s + self.stopping_s + self.lost_s + self.hung_s
 
     @property
     def ratio(self) -> float | None:
@@ -54,6 +56,7 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
             self.training_s + other.training_s,
             self.stopping_s + other.stopping_s,
             self.lost_s + other.lost_s,
+            self.hung_s + other.hung_s,
         )
 
 
@@ -101,27 +104,41 @@ class GenerationEntry(msgspec.Struct, omit_defaults=True):
     last_step_at: float | None = None
     lost_steps: int = 0
     lost_s: float = 0.0
+    imported_at: float | None = None  # when the last of its workers had imported the modules of its script
+    hangs: list[tuple[float, float | None]] = []  # since when and until when; None: until now, or until it ended
 
     @property
     def trains_since(self) -> float | None:
         """When training began; None if it has not."""
         if self.running_at is None:
             return None
-        return self.running_at if self.first_step_at is None else max(self.running_at, self.first_step_at)
+        return max(at for at in (self.running_at, self.imported_at, self.first_step_at) if at is not None)
+
+    @property
+    def is_hung(self) -> bool:
+        return self.ended_at is None and bool(self.hangs) and self.hangs[-1][1] is None
+
+    def hung_between(self, since: float, until: float) -> float:
+        """Return the seconds of hangs in this time."""
+        ends = self.ended_at if self.ended_at is not None else until
+        spans = ((begins, ends if over is None else over) for begins, over in self.hangs)
+        return sum(max(0.0, min(over, until) - max(begins, since)) for begins, over in spans)
 
     def spent(self, now: float) -> Spent:
         until = now if self.ended_at is None else self.ended_at
         since = self.trains_since
         since = until if since is None else min(max(since, self.formed_at), until)
         stopped_at = self.settled_at if self.settled_at is not None else now
-        trained_s = until - since
+        hung_early_s, hung_s = self.hung_between(self.formed_at, since), self.hung_between(since, until)
+        trained_s = max(0.0, until - since - hung_s)
         lost_s = min(self.lost_s, trained_s)
         return Spent(
             waiting_s=self.waited_s,
-            starting_s=since - self.formed_at,
+            starting_s=max(0.0, since - self.formed_at - hung_early_s),
             training_s=trained_s - lost_s,
             stopping_s=0.0 if self.ended_at is None else max(0.0, stopped_at - self.ended_at),
             lost_s=lost_s,
+            hung_s=hung_early_s + hung_s,
         )
 
 
@@ -189,10 +206,25 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         if ended_by in ("failure", "loss"):
             self.failed_at = now
 
-    def hung(self, since: float, now: float) -> None:
-        """Count the time of a hang as lost."""
+    def imported(self, at: float, now: float) -> None:
+        """Add that a worker of the current generation imported modules of its script until then."""
         if (entry := self.current) is not None and entry.settled_at is None:
-            entry.lost_s = max(entry.lost_s, now - since)
+            entry.imported_at = max(min(at, now), entry.imported_at or 0.0)
+
+    def hung(self, since: float) -> None:
+        """Count the time since the last activity as hung, until ``resumed`` or the end of the generation."""
+        entry = self.current
+        if entry is None or entry.ended_at is not None or entry.is_hung:
+            return
+        before = entry.hangs[-1][1] if entry.hangs else None
+        since = max(since, entry.formed_at, entry.formed_at if before is None else before)
+        if len(entry.hangs) < _MAX_HANGS:
+            entry.hangs.append((since, None))
+
+    def resumed(self, now: float) -> None:
+        """End a hang: there is activity again."""
+        if (entry := self.current) is not None and entry.is_hung:
+            entry.hangs[-1] = entry.hangs[-1][0], now
 
     def settled(self, now: float) -> None:
         entry = self.current
@@ -268,9 +300,11 @@ class Ledger(msgspec.Struct, omit_defaults=True):
                 continue
             again = max(0, earlier.last_step - max(entry.first_step, earlier.first_step) + 1)
             steps = earlier.last_step - earlier.first_step
-            step_s = max(0.0, earlier.last_step_at - earlier.first_step_at) / steps if steps > 0 else 0.0
+            stepped_s = earlier.last_step_at - earlier.first_step_at
+            stepped_s -= earlier.hung_between(earlier.first_step_at, earlier.last_step_at)
+            step_s = max(0.0, stepped_s) / steps if steps > 0 else 0.0
             until = earlier.last_step_at if earlier.ended_at is None else earlier.ended_at
-            unfinished_s = max(0.0, until - earlier.last_step_at)
+            unfinished_s = max(0.0, until - earlier.last_step_at - earlier.hung_between(earlier.last_step_at, until))
             self.lost_steps += max(0, again - earlier.lost_steps)
             earlier.lost_steps = max(earlier.lost_steps, again)
             earlier.lost_s = max(earlier.lost_s, again * step_s + unfinished_s)

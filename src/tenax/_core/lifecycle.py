@@ -62,6 +62,7 @@ from tenax._core.text import format_seconds, some_of
 
 CUT_OFF = "it was cut off and stopped its workers"
 SUPERSEDED = "its agent was started again"
+_NO_SURVIVORS = "all workers restart from the checkpoint"
 
 
 class Lifecycle:
@@ -87,6 +88,9 @@ class Lifecycle:
             self._on_gone(node_id, SUPERSEDED, now, is_loss=True)
             return
         record.offer = ready
+        if ready.held and not last.keeps_survivors:
+            self._stop_held(record, now)
+            return
         if record.phase is NodePhase.READY:
             return
         is_member = last.has(node_id)
@@ -239,9 +243,17 @@ class Lifecycle:
         self, record: NodeRecord, workers: tuple[messages.WorkerProgress, ...], by_s: float, now: float
     ) -> None:
         record.progress = tuple(
-            msgspec.structs.replace(each, first_at=each.first_at + by_s, last_at=each.last_at + by_s)
+            msgspec.structs.replace(
+                each,
+                first_at=each.first_at + by_s,
+                last_at=each.last_at + by_s,
+                output_at=each.output_at + by_s if each.output_at else 0.0,
+                imported_at=each.imported_at + by_s if each.imported_at else 0.0,
+            )
             for each in workers
         )
+        if imported_at := max((each.imported_at for each in record.progress), default=0.0):
+            self.state.ledger.imported(imported_at, now)
         if stepped := [each for each in record.progress if each.last_step >= 0]:  # others reported only a phase
             first = min(stepped, key=lambda each: each.first_step)
             last = max(stepped, key=lambda each: each.last_step)
@@ -254,6 +266,7 @@ class Lifecycle:
         last.accounted.add(record.info.node_id)
         for each in stopped.stopped:
             last.add_stopped(each, record.info.where)
+        last.held.update(stopped.held)
         self._add_failures(record, stopped.failures, now - stopped.sent_at, now)
         if record.is_superseded:
             self._on_gone(record.info.node_id, SUPERSEDED, now, is_loss=True)
@@ -322,6 +335,8 @@ class Lifecycle:
                 last.drain(record.label)
             else:
                 last.lost[record.label] = why
+            if isinstance(state.phase, Ending) and state.phase.is_decided:
+                state.phase.decision, state.phase.is_decided = None, False  # it did not consider this
             if isinstance(state.phase, Running):
                 what = "was drained" if is_drain else f"was lost: {why}"
                 self._end_generation(EndCause.DRAIN if is_drain else EndCause.LOSS, f"{record.label} {what}", now)
@@ -386,11 +401,10 @@ class Lifecycle:
         if hang is None or not isinstance(state.phase, Running) or not confirm(state, state.phase, hang, now):
             return
         self._outbox += report_hang(state, hang, now)
-        state.last.hang = hang.report
+        state.ledger.hung(hang.since)
         if state.settings.on_hang == "restart":
             failure = failure_by_hang(hang, state.generation)
             state.last.failures[failure.global_rank] = failure
-            state.ledger.hung(failure.seen_at, now)
             where = f" on {failure.host}" if failure.host else ""
             self._end_generation(EndCause.FAILURE, f"rank {failure.global_rank}{where} hung", now)
 
@@ -411,6 +425,7 @@ class Lifecycle:
         state = self.state
         ending = self._begin_ending(cause, why, now)
         ending.decision = decision
+        state.last.keeps_survivors = cause is not EndCause.REQUEST
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = {each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work}
         self._send(self._ended_event(state.generation, ending), *sorted(members))
@@ -430,7 +445,32 @@ class Lifecycle:
 
     @staticmethod
     def _ended_event(generation: int, ending: Ending) -> events.GenerationEnded:
-        return events.GenerationEnded(generation, ending.why, is_uncharged=ending.cause is not EndCause.FAILURE)
+        is_uncharged, stops = ending.cause is not EndCause.FAILURE, ending.cause is EndCause.REQUEST
+        return events.GenerationEnded(generation, ending.why, is_uncharged=is_uncharged, stops=stops)
+
+    # --- survivors ----------------------------------------------------------------------------------------------------
+
+    def _stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
+        """Stop the held workers if the policy does not keep them; return whether they must be awaited."""
+        state = self.state
+        holding = [node_id for node_id in state.ready if state.nodes[node_id].offer.held]
+        if getattr(decision, "keeps_survivors", True) or not holding:
+            return False
+        ending.decision, ending.is_decided, state.last.keeps_survivors = decision, True, False
+        for node_id in holding:
+            self._stop_held(state.nodes[node_id], now)
+        return True
+
+    def _stop_held(self, record: NodeRecord, now: float) -> None:
+        """Stop the workers that this node holds. It is ready when they have exited."""
+        state, node_id = self.state, record.info.node_id
+        if record.phase is NodePhase.STALE:
+            return  # it has been sent this
+        state.ready.pop(node_id, None)
+        record.phase, record.since = NodePhase.STALE, now
+        self._send(events.GenerationEnded(record.generation, _NO_SURVIVORS, stops=True), node_id)
+        if isinstance(state.phase, Ending):
+            state.phase.unstopped.add(node_id)
 
     def _after_generation_if_stopped(self, now: float) -> None:
         phase = self.state.phase
@@ -462,7 +502,7 @@ class Lifecycle:
             why = ending.why if is_reason else f"{some_of(list(last.lost))} {_was(len(last.lost))} lost"
             self._after_change(Change("loss", tuple(last.lost), why), ending, now)
         else:
-            self._after_failure(now)
+            self._after_failure(ending, now)
         state.longest_s = max(state.longest_s, ending.at - last.formed_at)
 
     def _history(self, lived_s: float, failures: tuple[Failure, ...] = ()) -> History:
@@ -477,14 +517,17 @@ class Lifecycle:
             state.longest_s,
             state.membership_changes,
             state.drains,
+            sum(state.last.survivors.values()),
         )
 
     def _after_change(self, change: Change, ending: Ending, now: float) -> None:
         state, last = self.state, self.state.last
         decision = ending.decision
-        if decision is None or last.lost or last.drained:
+        if decision is None or (not ending.is_decided and (last.lost or last.drained)):
             failures = last.diagnosis.failures if last.diagnosis is not None else ()
             decision = self._ask_policy(change, self._history(ending.at - last.formed_at, failures))
+        if self._stop_survivors(ending, decision, now):
+            return
         match decision:
             case GiveUp(why):
                 self._end_run(Outcome.BROKEN, f"{change.why}; {why}", now)
@@ -497,13 +540,17 @@ class Lifecycle:
                     state.membership_changes += 1
                 self._gather(change.why, now)
 
-    def _after_failure(self, now: float) -> None:
+    def _after_failure(self, ending: Ending, now: float) -> None:
         from tenax._core.diagnosis import diagnosis_of
 
         last, diagnosis = self.state.last, diagnosis_of(self.state)
         failures = tuple(first_cause_first(diagnosis.failures, last.formed_at))
         last.diagnosis, first = msgspec.structs.replace(diagnosis, failures=failures), failures[0]
-        decision = self._ask_policy(first, self._history(first.lived_s, failures))
+        decision = ending.decision if ending.is_decided else None
+        if decision is None:
+            decision = self._ask_policy(first, self._history(first.lived_s, failures))
+        if self._stop_survivors(ending, decision, now):
+            return
         if isinstance(decision, Restart | Wait):
             self.state.earlier = [*self.state.earlier[-MAX_EARLIER + 1 :], first.brief()]
             self._restart(decision, now)

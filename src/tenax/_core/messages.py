@@ -39,6 +39,7 @@ from tenax._core.bounds import (
 from tenax._core.model import Failure, Failures, StoppedWorkers
 
 MAX_HOST_ADDRESSES = 16  # that a node announces
+WorkerCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_SLOTS)]
 Frames = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_FRAMES)]
 # One more than a node announces: the coordinator adds the source address of the connection.
 HostAddresses = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_HOST_ADDRESSES + 1)]
@@ -84,7 +85,7 @@ class NodeJoined(Message, frozen=True):
 
 
 class NodeReady(Message, frozen=True):
-    """The node is clear and can join the next generation."""
+    """The node is clear, or holds workers, and can join the next generation."""
 
     generation: Generation  # the last one that this node was a member of
     # Where this node hosts the workers' store if it becomes rank 0; filled in by the edge.
@@ -92,6 +93,7 @@ class NodeReady(Message, frozen=True):
     store_port: Port = 0
     is_agent_store: bool = False
     addresses: HostAddresses = ()  # of this host: possible source addresses of its workers' connections to a store
+    held: WorkerCount = 0  # number of workers that it holds
 
 
 class WorkersRunning(Message, frozen=True):
@@ -99,10 +101,11 @@ class WorkersRunning(Message, frozen=True):
 
     generation: Generation
     pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_SLOTS)]  # by local rank
+    survivors: WorkerCount = 0  # how many of them took part in the generation before
 
 
 class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The steps that one worker reported (``tenax.progress``). Times are on its host's clock."""
+    """The steps that one worker reported (``tenax.progress``), and its activity. Times are on its host's clock."""
 
     local_rank: LocalRank
     first_step: Step
@@ -110,6 +113,11 @@ class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     first_at: Time
     last_at: Time
     phase: Text = ""  # the phase it reported, if not training: "checkpoint"
+    output_at: Time = 0.0  # when it last wrote to stdout or stderr; 0: never, or not known
+    step_s: Seconds = 0.0  # the duration of its last steps; 0: not known
+    cpus: Annotated[float, msgspec.Meta(ge=0, le=1e5)] | None = None  # how many it used lately; None: not known
+    gpu: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None  # how busy its GPU was lately; None: not known
+    imported_at: Time = 0.0  # when its script last began to import a module at its top level; 0: not known
 
 
 class NodeProgress(Message, frozen=True):
@@ -129,13 +137,14 @@ class FailureSeen(Message, frozen=True):
 
 
 class NodeStopped(Message, frozen=True):
-    """All workers of this generation have exited, not all of them successfully, and the node is clear."""
+    """All workers of this generation have exited, not all of them successfully, or are held; the node is clear."""
 
     generation: Generation
     sent_at: Time
     failures: Failures = ()
     stopped: StoppedWorkers = ()
     was_cut_off: bool = False  # the lease expired: failures on other nodes may be a consequence
+    held: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_SLOTS)] = ()  # global ranks of the held workers
 
 
 class NodeSucceeded(Message, frozen=True):

@@ -68,6 +68,8 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grace_s: float = 30.0
     # How long to wait for a killed process before abandoning it. Only a process stuck in the kernel survives SIGKILL.
     abandon_s: float = 10.0
+    # How long a worker that raised an uncaught exception may take to exit, if all are stopped because of a failure.
+    exit_s: float = 2.0
     # How long to wait for the evidence of a failure (error file, last lines) before deciding without it.
     examine_s: float = 2.0
     # How long a worker that did not leave a scope in time may take to write its stacks before it is ended.
@@ -108,6 +110,7 @@ class WorkerPhase(enum.Enum):
 
     REQUESTED = "requested"  # start requested, not yet confirmed
     RUNNING = "running"
+    HELD = "held"  # it acknowledged the end of its generation and waits for the next one
     ENDED = "ended"  # exited, or could not be started
 
 
@@ -124,6 +127,15 @@ class Overdue(msgspec.Struct):
     is_cause: bool = False  # it has exited because of this
 
 
+class Hold(msgspec.Struct):
+    """A worker that can be held, or that is stopped alone because it did not acknowledge the end of its generation."""
+
+    timeout_s: float  # how long it may take to acknowledge
+    until: float | None = None  # when to escalate; None: nothing is awaited
+    sent: int = 0  # the last signal sent; 0: none
+    step: int = -1  # the last one that it completed, as it acknowledged; -1: none
+
+
 class WorkerRecord(msgspec.Struct):
     """The state of one worker of the current generation."""
 
@@ -133,7 +145,10 @@ class WorkerRecord(msgspec.Struct):
     exit_code: int = 0
     ended_at: float = 0.0
     was_stopped: bool = False  # it exited after a stop request
+    has_raised: bool = False  # an uncaught exception, while it was being stopped
     overdue: Overdue | None = None
+    hold: Hold | None = None  # None: it has not opted in
+    is_survivor: bool = False  # it took part in the generation before
     stacks_asked_at: float | None = None  # when its stacks were last requested; None: never, or it cannot write them
     stacks: str = ""  # its stacks, if the agent stopped it
     last_lines: tuple[str, ...] = ()  # of its output, when the agent stopped it
@@ -164,7 +179,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     log_file: Path = ""  # the file with the worker's stderr (or output), if there is one
     raised_at: Time | None = None  # when the exception was raised, from the error file, on the agent's clock
     stacks: LongText = ""  # of all its threads when a scope expired, innermost call first
-    cause: Text = ""  # the kind of failure, as named in ``_view/cause.py``; empty: not known
+    cause: Text = ""  # the kind of failure, as named in ``_view/kinds.py``; empty: not known
     is_consequence: bool = False  # the failure of another worker caused this one
     proof: Text = ""  # the line that shows the cause, or what the system reported
 
@@ -233,6 +248,7 @@ def truncate_stacks(stacks: str) -> str:
 # Causes that are found by comparing workers: the others waited for this one.
 STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY = "stopped_responding", "never_joined", "exited_early"
 AWAITED = frozenset({STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY})
+DEADLOCK = "deadlock"  # ... or all waited for each other
 
 
 def failure_began_at(failure: Failure) -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # A generation that ran no longer than this failed at its start.
 START_S = 60.0
+_MISMATCH = "collective_mismatch"  # as named in ``_view/cause.py``
 # Errors that an unchanged program raises again.
 _INCURABLE = frozenset(
     {"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError"}
@@ -37,11 +38,14 @@ class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="decision", omit
 class Restart(Decision, frozen=True):
     """Form the next generation now. Charges one restart."""
 
+    keeps_survivors: bool = True  # False: also restart the workers that are held
+
 
 class Wait(Decision, frozen=True, kw_only=True):
     """Form the next generation after a pause. Charges one restart."""
 
     seconds: Seconds
+    keeps_survivors: bool = True
 
 
 class GiveUp(Decision, frozen=True):
@@ -50,6 +54,8 @@ class GiveUp(Decision, frozen=True):
 
 class Continue(Decision, frozen=True):
     """Form the next generation now, of the nodes that there are. Charges nothing. Only after a change."""
+
+    keeps_survivors: bool = True
 
 
 class Keep(Decision, frozen=True):
@@ -87,6 +93,7 @@ class History(msgspec.Struct, frozen=True):
     longest_s: float = 0.0  # how long the longest earlier generation ran
     membership_changes: int = 0  # earlier generations that ended because nodes were lost or joined, uncharged
     drains: int = 0  # earlier generations that ended because nodes were drained, uncharged
+    survivors: int = 0  # workers of this generation that continued from the one before
 
     @property
     def restarts_left(self) -> int:
@@ -176,7 +183,8 @@ class BudgetPolicy:
         if hopeless and history.restarts_left > 0:
             return GiveUp(f"{hopeless}; the remaining {_restarts(history.restarts_left)} would not help")
         if history.restarts_left > 0:
-            return Restart(f"restart {history.restarts_used + 1} of {history.max_restarts}")
+            why = f"restart {history.restarts_used + 1} of {history.max_restarts}"
+            return Restart(why, keeps_survivors=not _is_memory_suspect(failure, history))
         return GiveUp(
             "the only restart is used" if history.max_restarts == 1 else f"all {history.max_restarts} restarts are used"
         )
@@ -202,6 +210,13 @@ def _why_it_will_fail_again(failure: Failure, history: History) -> str:
     if have_all_failed_alike and is_repeated and failure.evidence.message:
         return f"all {history.world_size} workers failed at startup with the same error as before"
     return ""
+
+
+def _is_memory_suspect(failure: Failure, history: History) -> bool:
+    """Whether the survivors' memory may be the cause, so that all workers should restart from the checkpoint."""
+    is_repeated = bool(history.earlier) and _signature(history.earlier[-1]) == _signature(failure)
+    has_signature = bool(failure.evidence.message)
+    return failure.evidence.cause == _MISMATCH or (history.survivors > 0 and is_repeated and has_signature)
 
 
 def _signature(failure: Failure) -> tuple[str, str]:

@@ -31,6 +31,7 @@ class StatusRequest(Request, frozen=True):
 
     mark: Text = ""  # of the last answer: wait until the status differs from it
     wait_s: Seconds = 0.0  # the maximum wait
+    with_activity: bool = False  # first let the nodes report what their workers do
 
 
 class StopRequest(Request, frozen=True):
@@ -82,6 +83,13 @@ class StacksRequest(Request, frozen=True):
 
     node: Name
     local_rank: LocalRank = -1  # -1: all workers of the node
+    native: bool = False  # with native frames, if the node has py-spy
+
+
+class ActivityRequest(Request, frozen=True):
+    """Report to the coordinator what one node's workers do, now and for a while. Answered when it was sent."""
+
+    node: Name
 
 
 class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -92,9 +100,10 @@ class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     stacks: str = ""
     why: str = ""  # why there are none
+    note: str = ""  # what is missing in them
 
 
-OfNode = LogsRequest | StacksRequest
+OfNode = LogsRequest | StacksRequest | ActivityRequest
 AnyRequest = AgentRequest | StatusRequest | StopRequest | RestartRequest | DrainRequest | NodeRequest | OfNode
 
 

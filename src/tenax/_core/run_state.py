@@ -168,7 +168,7 @@ class Step(msgspec.Struct, frozen=True):
 
 class NodePhase(enum.Enum):
     JOINED = "joined"  # connected, but not ready for a generation
-    READY = "ready"  # clear, and waiting for the next generation
+    READY = "ready"  # clear, or holding workers, and waiting for the next generation
     MEMBER = "member"  # runs workers of the current generation
     STALE = "stale"  # runs workers of another generation, and was sent its end
     DONE = "done"  # its workers succeeded
@@ -216,8 +216,11 @@ class Generation(msgspec.Struct):
     parts: dict[str, Member] = {}  # where the members' workers ran, if this coordinator formed it
     failures: dict[int, Failure] = {}  # by global rank, on the coordinator's clock
     stopped: dict[int, Stopped] = {}  # by global rank
+    held: set[int] = set()  # global ranks of the workers that were held after it
+    survivors: dict[str, int] = {}  # by member: how many of its workers took part in the generation before
     is_uncharged: bool = False  # its failures cost no restart
-    hang: messages.HangReport | None = None  # the last one of it, until activity was seen again
+    keeps_survivors: bool = True  # workers that are held after it take part in the next one
+    hang: ReportedHang | None = None  # the last one of it
     diagnosis: Diagnosis | None = None  # once all members have stopped
 
     def has(self, node_id: str) -> bool:
@@ -244,6 +247,13 @@ class Generation(msgspec.Struct):
         if stopped.global_rank not in self.stopped and len(self.stopped) < _MAX_STOPPED:
             stopped = stopped.brief() if len(self.stopped) >= _MAX_STOPPED_WITH_TEXTS else stopped
             self.stopped[stopped.global_rank] = msgspec.structs.replace(stopped, host=host)
+
+
+class ReportedHang(msgspec.Struct):
+    """A hang that was reported."""
+
+    report: messages.HangReport
+    over_at: float | None = None  # when activity was seen again
 
 
 class Quiet(msgspec.Struct):
@@ -304,8 +314,8 @@ class Gathering(RunPhase):
     """Nodes gather until a generation can be formed.
 
     C1  A generation is formed once, with one list of members, and its number is greater than every earlier one.
-    C2  A generation is formed only of nodes that reported to be clear, and only while no connected node runs workers of
-        any earlier generation, whichever coordinator formed it.
+    C2  A generation is formed only of nodes that reported to be clear or to hold their workers, and only while no
+        connected node runs workers of any earlier generation, whichever coordinator formed it.
     C3  The ranks of a generation are a permutation; every member gets the same world size, store and restart count.
     """
 
@@ -332,7 +342,9 @@ class Ending(RunPhase):
 
     C4  Restarts are counted per run and never exceed what the policy granted. A generation that lost or drained a node,
         or ended to admit one, is charged only if the policy says so.
-    C5  When a generation ends, every connected member is sent the reason; the first cause is kept for the report.
+        If the policy does not keep the survivors, the decision takes effect when they have stopped as well.
+    C5  When a generation ends, every connected member is sent the reason, unless it was refused; the first cause is
+        kept for the report.
     C9  An operator's restart ends a running generation and is uncharged; a drain makes one node leave. Neither ends a
         run that can continue.
     """
@@ -342,6 +354,7 @@ class Ending(RunPhase):
     at: float
     unstopped: set[str] = set()  # connected nodes that ran workers when it began and are not ready yet
     decision: AnyDecision | None = None  # of the restart policy, if it was called before: a node joined
+    is_decided: bool = False  # the decision is final; held workers are being stopped before it takes effect
 
 
 class Paused(RunPhase):
@@ -394,7 +407,8 @@ AnyRunPhase = Gathering | Running | Ending | Paused | Recovering | Over
 class CoordinatorState(msgspec.Struct):
     """The whole state.
 
-    C8  A message about another generation changes nothing but the number of the next one.
+    C8  A message about another generation changes nothing but the number of the next one, and that a
+        superseded node has stopped.
     C10 After the coordinator itself was suspended, every deadline for nodes is a full period away again, and nothing
         else has changed.
     """

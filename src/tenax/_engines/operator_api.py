@@ -38,6 +38,8 @@ _MAX_WAIT_S = 30.0
 _COALESCE_S = 0.2  # changes within this time share one answer
 _MAX_WAITING = 256
 _CLOCK_WAS_SET_S = 1.0
+_ACTIVITY_S = 2.0  # how long a status waits for the activity of all nodes, ...
+_ACTIVITY_EVERY_S = 1.0  # ... and how old it may be
 _GONE = "the coordinator is no longer on this node; try again"
 _CACHE_PER_COST = 20  # a status is cached for this multiple of the CPU time it took to build
 _EXPENSIVE_S = 0.005  # above this cost, even if the run has changed since; its mark shows that
@@ -74,6 +76,7 @@ class OperatorApi:
         self._wall_offset: float | None = None
         self._is_counting = False
         self._is_closed = False
+        self._asked_at = float("-inf")  # when the nodes were last asked for their workers' activity
         self._waiting: list[_Waiting] = []  # nothing has changed yet
         self._due: list[_Waiting] = []  # something has changed: answered after the short delay
 
@@ -183,6 +186,41 @@ class OperatorApi:
             each.timer.cancel()
             each.reply(None, _GONE)
 
+    # --- activity ---------------------------------------------------------------------------------------------------
+
+    def _ask_for_activity(self, then: Callable[[], None]) -> None:
+        """Let every node report what its workers do, unless they did so recently; call ``then`` once, soon."""
+        from tenax._core.requests import ActivityRequest
+
+        now, state = self._loop.now(), self._coordinator.state
+        if now < self._asked_at + _ACTIVITY_EVERY_S:
+            then()
+            return
+        self._asked_at = now
+        awaited = {node_id for node_id in state.members if node_id in state.nodes}
+        if not awaited:
+            then()
+            return
+
+        def on_reply(node_id: str) -> Reply:
+            def stop_waiting(*_: object) -> None:
+                if node_id in awaited:
+                    awaited.discard(node_id)
+                    if not awaited:
+                        timer.cancel()
+                        then()
+
+            return stop_waiting
+
+        def on_timeout() -> None:
+            if awaited:
+                awaited.clear()
+                then()
+
+        timer = self._loop.at(now + _ACTIVITY_S, on_timeout)
+        for node_id in list(awaited):
+            self._forward(node_id, ActivityRequest(node_id), on_reply(node_id))
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: AnyRequest, reply: Reply) -> None:
@@ -193,8 +231,11 @@ class OperatorApi:
             return
         is_over = isinstance(self._coordinator.state.phase, Over)
         match request:
-            case requests.StatusRequest(mark, wait_s):
-                self._when_changed(mark, wait_s, reply)
+            case requests.StatusRequest(mark, wait_s, with_activity):
+                if with_activity and not is_over:
+                    self._ask_for_activity(lambda: self._when_changed(mark, wait_s, reply))
+                else:
+                    self._when_changed(mark, wait_s, reply)
             case requests.StopRequest() | requests.RestartRequest() | requests.DrainRequest() if is_over:
                 reply(None, "the run is over")
             case requests.StopRequest(why):

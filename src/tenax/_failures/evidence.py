@@ -30,6 +30,8 @@ _MAX_STACKS_READ = 1 << 20  # bytes
 
 _MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)  # faulthandler's mark
 _CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE})
+# torch prints up to a hundred below a warning; they would replace all other lines.
+_NATIVE_FRAME = re.compile(r"(?:\[rank\d+\]: ?)?(?:frame #\d+: |<omitting python frames>)")
 # How launchers, pools and data loaders report a child killed by SIGKILL.
 _CHILD_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|[Ss]ignal 9\b|exit(?: )?code:? -9\b")
 
@@ -80,6 +82,7 @@ def gather(
         message=storable(shortened(message, _MAX_MESSAGE)),
         traceback=storable(without_middle(traceback.rstrip("\n"), _MAX_TRACEBACK)),
         last_lines=last_lines(stderr, cut=tail_is_cut),
+        earlier_lines=stderr.split("\n")[:-MAX_LAST_LINES],
         out_of_memory=storable(_out_of_memory(out_of_memory, pid, exit_code, f"{message}\n{traceback}")),
     )
     cause = _cause(observed, out_of_memory, pid)
@@ -119,8 +122,8 @@ def stacks_in(path: str) -> str:
 
 
 def last_lines(stderr: str, *, cut: bool = False) -> tuple[str, ...]:
-    """Return the last lines as a terminal shows them: of a progress bar, the last state."""
-    lines = stderr.rstrip().split("\n")
+    """Return the last lines as a terminal shows them: of a progress bar, the last state. Frames of C++ are left out."""
+    lines = [line for line in stderr.rstrip().split("\n") if not _NATIVE_FRAME.match(line)]
     if cut and len(lines) > 1:
         del lines[0]
     shown = (line.rstrip().rsplit("\r", 1)[-1] for line in lines[-MAX_LAST_LINES:])

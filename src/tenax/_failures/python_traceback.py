@@ -1,8 +1,8 @@
 """Finds the error that ended a Python process in what it printed to stderr.
 
 Three kinds: the traceback of an uncaught exception (with chained exceptions, groups and syntax errors), the fault
-handler's dump of a crash, and C++'s message about an uncaught exception. Pure: text in, a value out; never raises,
-whatever the text.
+handler's dump of a crash, and what C++ prints before it aborts: an uncaught exception or a fatal line of a log. Pure:
+text in, a value out; never raises, whatever the text.
 
 A process prints other tracebacks too: handled and logged ones, those of threads, destructors and children. Invariants:
 
@@ -42,6 +42,10 @@ _FATAL_BODY = re.compile(
     r"($|  |Python runtime state: |Current thread|Thread 0x|Stack \(most recent|Extension modules: |<.*truncated.*>)"
 )
 _TERMINATE = re.compile(r"terminate called (?:after throwing an instance of '(.+)'|without an active exception)$")
+# How absl and glog log before they abort, as JAX does: level, month and day, time, thread, source file.
+_FATAL_LOG = re.compile(r"F\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] (.+)")
+
+_MAX_MESSAGE_LINES = 10
 
 # Invariant 2. A message may have many lines, which cannot be distinguished from output that follows.
 _MAX_LINES_AFTER = 200
@@ -73,13 +77,16 @@ def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastOutput | None
         lines.pop()
     if -exit_code in _EXTERNAL_SIGNALS:
         return None
-    # The C++ runtime prints first, then the fault handler about the resulting abort.
-    if exit_code == -signal.SIGABRT and (uncaught := _find_terminate(lines)) is not None:
-        # torch's threads abort "without an active exception" while an uncaught Python exception ends the interpreter:
-        # then that exception is the cause.
-        terminated_at, terminated, is_bare = uncaught
-        raised = _find_traceback(lines[:terminated_at], cut, _MAX_LINES_AFTER_BEFORE_SIGNAL)[1] if is_bare else None
-        return raised or terminated
+    # C++ prints first, then the fault handler about the resulting abort.
+    if exit_code == -signal.SIGABRT and (aborted := _find_abort(lines)) is not None:
+        # Threads of torch and JAX abort while an uncaught Python exception ends the interpreter: then that exception is
+        # the cause. JAX's thread may even print before it.
+        abort_at, abort, may_follow = aborted
+        if may_follow:
+            before = lines[:abort_at]
+            raised = _find_traceback(before, cut, _MAX_LINES_AFTER_BEFORE_SIGNAL)[1]
+            return raised or _find_traceback(lines, cut, len(lines))[1] or abort
+        return abort
     max_after = _MAX_LINES_AFTER_BEFORE_SIGNAL if exit_code < 0 else _MAX_LINES_AFTER
     crash_at, crash = _find_crash(lines, max_after)
     if exit_code < 0 and crash is not None:
@@ -153,7 +160,7 @@ def _end(lines: list[str], header: int, headers: list[int]) -> int:
     at = _exception_line(lines, header) + 1
     following = set(headers)
     while at < len(lines):
-        if at in following or _SECONDARY.match(lines[at]) or _FATAL.match(lines[at]) or _TERMINATE.match(lines[at]):
+        if at in following or any(each.match(lines[at]) for each in (_SECONDARY, _FATAL, _TERMINATE, _FATAL_LOG)):
             break
         at += 1
     return min(at, len(lines))
@@ -269,15 +276,25 @@ def _find_crash(lines: list[str], max_after: int) -> tuple[int, LastOutput | Non
     return -1, None
 
 
-def _find_terminate(lines: list[str]) -> tuple[int, LastOutput, bool] | None:
-    """Find what C++ prints before it aborts. Return its line, the error, and whether it names no exception."""
+def _find_abort(lines: list[str]) -> tuple[int, LastOutput, bool] | None:
+    """Find what C++ prints before it aborts. Return its line, the error, and whether it may follow an exception."""
     for at in range(len(lines) - 1, -1, -1):
-        match = _TERMINATE.match(lines[at].rstrip())
+        line = lines[at].rstrip()
+        if (logged := _FATAL_LOG.match(line)) is not None:
+            message = " ".join([logged.group(1), *_until_blank(lines[at + 1 :])])
+            return at, LastOutput("", message.partition("absl::Status: ")[2] or message, "\n".join(lines[at:])), True
+        match = _TERMINATE.match(line)
         if match is None:
             continue
         error_type = match.group(1) or "std::terminate"
         what = lines[at + 1].strip() if at + 1 < len(lines) else ""
-        message = what.removeprefix("what():").strip() if what.startswith("what():") else lines[at].rstrip()
+        message = what.removeprefix("what():").strip() if what.startswith("what():") else line
         error = LastOutput(error_type, f"{error_type}: {message}", "\n".join(lines[at:]))
         return at, error, match.group(1) is None
     return None
+
+
+def _until_blank(lines: list[str]) -> list[str]:
+    """Return the lines of a message: up to a blank one or the stack below."""
+    end = next((at for at, line in enumerate(lines) if not line.strip() or line.startswith("***")), len(lines))
+    return [line.strip() for line in lines[: min(end, _MAX_MESSAGE_LINES)]]

@@ -46,6 +46,7 @@ _CONSEQUENCES = {  # what a victim did; follows its name
     "collective_timeout": "timed out in a collective operation",
     "store_timeout": "timed out waiting for the store",
 }
+_REPORTED = "reported the failure of another rank"
 _UNKNOWN_CAUSE = "Unknown: every failed worker lost a peer or timed out waiting for one."
 _NOT_THE_CAUSE = " (a consequence; the cause is unknown)"
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
@@ -237,7 +238,9 @@ def _others(report: Report, paint: Any) -> list[list[str]]:
     by_kind: dict[str, list[Failure]] = {}
     for failure in groups.victims:
         by_kind.setdefault(cause_of(failure).kind, []).append(failure)
-    victims = {f"{_CONSEQUENCES.get(kind, kind)}; {what_happened(each[0])}": each for kind, each in by_kind.items()}
+    victims = {
+        f"{_CONSEQUENCES.get(kind, _REPORTED)}; {what_happened(each[0])}": each for kind, each in by_kind.items()
+    }
     independent: dict[str, list[Failure]] = {}
     for failure in groups.others:
         independent.setdefault(what_happened(failure), []).append(failure)

@@ -60,6 +60,7 @@ class Entrypoint(Protocol):
     """What workers run: a command or a function."""
 
     name: str
+    can_survive: bool  # whether a worker can take part in more than one generation
 
     def launch(self, local_rank: int, env: dict[str, str]) -> Launch: ...
 
@@ -94,7 +95,14 @@ class Processes(Watchable, Protocol):
     def end(self, generation: int, local_rank: int, number: int) -> None:
         """Send a signal to one worker, to end it. Its leftovers are treated as those of a crashed worker."""
 
-    def clear(self, generation: int) -> None: ...
+    def clear(self, generation: int, held: tuple[int, ...] = ()) -> None:
+        """End what exited workers left behind. Held workers (local ranks) and their descendants stay."""
+
+    def adopt(self, generation: int, local_rank: int, following: int) -> None:
+        """Make a held worker one of the following generation.
+
+        Emits ``WorkerStarted`` of that generation with the same pid, or ``WorkerExited`` if the worker has exited.
+        """
 
     def kill(self, generation: int) -> None: ...
 
@@ -230,13 +238,22 @@ class Logs(Watchable, Protocol):
 
     def open(self) -> None: ...
 
-    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]: ...
+    def prepare(
+        self, generation: int, envs: dict[int, dict[str, str]], survivors: tuple[int, ...] = ()
+    ) -> dict[int, Output]:
+        """Open the streams of a new generation. Survivors (local ranks) keep theirs, and their files."""
+
+    def error_files(self) -> dict[int, str]:
+        """Return where each worker of the last generation writes an uncaught exception, by local rank."""
 
     def has_error_file(self, local_rank: int) -> bool:
         """Return True if this worker of the last generation wrote an error file."""
 
     def progress(self) -> tuple[WorkerProgress, ...]:
         """Return the steps that the workers of the last generation have recorded."""
+
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        """Pass to ``done`` when each worker last wrote something, by local rank. Does not wait."""
 
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Answer a request for log lines."""

@@ -26,6 +26,7 @@ class Tail:
         self._positions = array("q")  # of the marks
         self._times = array("d")
         self._marked_at = 0.0
+        self.last_at = 0.0  # when bytes were last added; 0: never
 
     @property
     def first(self) -> int:
@@ -41,6 +42,7 @@ class Tail:
         return list(zip(self._positions, self._times, strict=True))
 
     def add(self, data: bytes, at: float) -> None:
+        self.last_at = at
         if not -_MIN_MARK_INTERVAL_S < at - self._marked_at < _MIN_MARK_INTERVAL_S:
             self._positions.append(self.end)
             self._times.append(at)

@@ -75,7 +75,7 @@ class LogWriter(HelperHandle):
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
         self._resent: set[int] = set()  # requests sent again after a restart
-        self._live: tuple[Any, ...] = ("live", "", None, None)
+        self._live: tuple[Any, ...] = ("live", "", None, None, "")
         self._dropped_lines = 0
         self._restarts = 0
         self._crash = ""
@@ -154,6 +154,10 @@ class LogWriter(HelperHandle):
         """Request the last 64 KiB of these streams, including what is in their pipes."""
         self._request("tail", [list(keys)], callback)
 
+    def output_times(self, keys: Iterable[Hashable], callback: Callable[[dict[Any, float]], None]) -> None:
+        """Request when each of these streams was last read, in seconds since the epoch; those that were."""
+        self._request("output_times", [list(keys)], callback)
+
     def query(
         self,
         streams: Sequence[tuple[Hashable, str, int, int]],
@@ -203,10 +207,10 @@ class LogWriter(HelperHandle):
             self._dropped_lines = 0
         self._send(("print", text, after_output))
 
-    def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
-        """Set the live line at the bottom of a terminal; empty for none. It ends with the time since then, or until
-        SIGKILL (``time.monotonic``), which the log writer keeps up to date."""
-        message = ("live", text, since, until)
+    def live(self, text: str, since: float | None = None, until: float | None = None, progress: str = "") -> None:
+        """Set the live line at the bottom of a terminal; empty for none. It ends with the step in the file ``progress``
+        and the time since then, or until SIGKILL (``time.monotonic``), which the log writer keeps up to date."""
+        message = ("live", text, since, until, progress)
         if message != self._live:
             self._live = message
             if self._channel is not None and self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
@@ -248,7 +252,7 @@ class LogWriter(HelperHandle):
         """
         interrupted = False
         if self._channel is not None:
-            self._live = ("live", "", None, None)
+            self._live = ("live", "", None, None, "")
             if self._dropped_lines:
                 self.print("")
             self._finish_message = ("finish", timeout_s)
@@ -290,9 +294,9 @@ class LogWriter(HelperHandle):
     def _on_message(self, message: tuple[Any, ...]) -> None:
         self._last_message_at = time.monotonic()
         kind, *values = message
-        if kind == "tails":
-            request, tails = values
-            self._answer(request, dict(tails))
+        if kind in ("tails", "output_times"):
+            request, found = values
+            self._answer(request, dict(found))
         elif kind == "query_result":
             self._answer(*values)
         elif kind == "drained":

@@ -12,9 +12,9 @@ for failure reports and log queries. It makes no decisions about the run. Invari
 
 One thread runs the loop and never blocks on a device; each device has a ``DeviceThread``. Messages (see ``writer``):
 
-    from the agent:  settings, console, open (both with a descriptor), tail, query, answer_now, print, live, drain,
-                     forget, finish
-    to the agent:    tails, query_result, drained, flushing, finished, crashed
+    from the agent:  settings, console, open (both with a descriptor), tail, output_times, query, answer_now, print,
+                     live, drain, forget, finish
+    to the agent:    tails, output_times, query_result, drained, flushing, finished, crashed
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NoReturn
 
+    from tenax._logs.live_step import LiveStep
     from tenax._logs.queries import LogQueries, StreamRequest
 
     Key = Any
@@ -119,7 +120,9 @@ class LogWriterProcess:
         self._poll.register(self._wake_reader, select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
         self._is_configured = False
-        self._live: list[Any] = ["", None, None]  # text, and the time since which or until which it counts
+        # Text, the time since which or until which it counts, and the progress file of the worker whose step it shows.
+        self._live: list[Any] = ["", None, None, ""]
+        self._step: tuple[str, LiveStep] | None = None
         self._live_at = _NEVER  # when to draw it again
 
     def _configure(self, stuck_after_s: float, queue_bytes: int, incarnation: int = 0) -> None:
@@ -173,7 +176,9 @@ class LogWriterProcess:
 
     def _draw_live(self, now: float) -> None:
         """Draw the live line, and again every second if it counts and is on a terminal."""
-        text, since, until = self._live
+        text, since, until, progress = self._live
+        if progress and self._err.is_terminal and (step := self._live_step(progress)):
+            text += f", {step}"
         if until is not None:
             text += f", SIGKILL in {max(0.0, until - now):.0f} s"
         elif since is not None:
@@ -181,6 +186,16 @@ class LogWriterProcess:
         self._err.set_live(text)
         counts = text != self._live[0] and self._err.is_terminal and not self._err.is_gone
         self._live_at = now + 1.0 - ((now - (until or since or now)) % 1.0) if counts else _NEVER
+
+    def _live_step(self, progress: str) -> str:
+        """Return the step in this progress file; empty if there is none."""
+        if self._step is None or self._step[0] != progress:
+            try:
+                from tenax._logs.live_step import LiveStep
+            except Exception:  # tenax may have been upgraded meanwhile; the log writer must not crash
+                return ""
+            self._step = progress, LiveStep(progress)
+        return self._step[1].text()
 
     def _timeout_ms(self) -> float | None:
         deadlines = [drain.deadline for drain in self._drains]
@@ -426,6 +441,10 @@ class LogWriterProcess:
             self._live, self._live_at = values, 0.0
         elif kind == "tail":
             self._send_tails(*values)
+        elif kind == "output_times":
+            request, keys = values
+            times = [(key, self._streams[key].tail.last_at) for key in keys if key in self._streams]
+            self._send(("output_times", request, [(key, at) for key, at in times if at]))
         elif kind == "query":
             self._query(*values)
         elif kind == "answer_now":

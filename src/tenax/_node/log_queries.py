@@ -101,10 +101,11 @@ class _Stream(msgspec.Struct, frozen=True):
     number: int
     rank: int
     path: str
+    origin: int  # the generation in which the worker's process was started
 
     @property
     def key(self) -> str:
-        return f"{self.generation}.{self.local_rank}.{self.number}"
+        return f"{self.origin}.{self.local_rank}.{self.number}"
 
     def line(self, at: float, data: bytes) -> LogLine:
         return LogLine(at, self.rank, self.local_rank, STREAMS[self.number], self.generation, shown(data))
@@ -121,11 +122,20 @@ class _Pending(msgspec.Struct, eq=False):
 
 
 class LogQueries:
-    """``generations`` is the node's, and grows: number -> ranks by local rank, and the destination of the output."""
+    """``generations`` is the node's, and grows: number -> ranks by local rank, and the destination of the output.
 
-    def __init__(self, writer: LogWriter, generations: dict[int, tuple[dict[int, int], LogsDest]]) -> None:
+    ``origins``: by generation and local rank, the generation in which the process of a survivor was started.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        generations: dict[int, tuple[dict[int, int], LogsDest]],
+        origins: dict[tuple[int, int], int],
+    ) -> None:
         self._writer = writer
         self._generations = generations
+        self._origins = origins
         self._waiting: list[_Pending] = []  # the oldest first
         self._answered: list[tuple[str, float]] = []  # followers without a new request: cursor, time of the answer
         self._is_ended = False
@@ -224,7 +234,9 @@ class LogQueries:
         else:
             generations = [request.generation or self._latest]
         return [
-            _Stream(generation, local_rank, number, rank, _path(files, local_rank))
+            _Stream(
+                generation, local_rank, number, rank, _path(files, local_rank), self._origin(generation, local_rank)
+            )
             for generation in generations
             if generation in self._generations
             for local_rank, rank in self._generations[generation][0].items()
@@ -232,6 +244,9 @@ class LogQueries:
             for number, files in _files(self._generations[generation][1])
             if request.stream in ("", STREAMS[number])
         ]
+
+    def _origin(self, generation: int, local_rank: int) -> int:
+        return self._origins.get((generation, local_rank), generation)
 
     @property
     def _latest(self) -> int:

@@ -33,9 +33,15 @@ class Line(msgspec.Struct, frozen=True):
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
     """Return the lines for one step: the event first, then the commands. ``state`` is the state after the step."""
+    before = _of_event(event, state)
+    stop = next((command for command in issued if isinstance(command, commands.SignalWorkers)), None)
+    if stop is not None and before and isinstance(event, events.WorkerExited | events.WorkerStartFailed):
+        failed = f"{before[0].text}; stopping all workers ({_how(stop.signal, state)})"  # one line for the failure
+        before = [Line(failed, colour="red")]
+        issued = [command for command in issued if command is not stop]
     lines = [line for command in issued for line in _of_command(command, state)]
     if not lines or not isinstance(event, events.SignalReceived):  # what follows a signal names it
-        lines = [*_of_event(event, state), *lines]
+        lines = [*before, *lines]
     if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.last.stop.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are already being stopped{hint}"))
@@ -48,6 +54,13 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
             return [Line(f"{_rank(state, local_rank)} started (pid {pid})", important=False)]
         case events.WorkerStartFailed(generation, local_rank, reason) if generation == state.generation:
             return [Line(f"{_rank(state, local_rank)} could not be started: {reason}", colour="red")]
+        case events.WorkerOptedIn(generation, local_rank) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} can survive a failure of another worker", important=False)]
+        case events.WorkerOptedOut(generation, local_rank, why) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} cannot survive a failure of another worker: {why}", False)]
+        case events.WorkerHeld(generation, local_rank, step) if generation == state.generation:
+            after = f" after step {step}" if step >= 0 else ""
+            return [Line(f"{_rank(state, local_rank)} is held{after}", important=False)]
         case events.WorkerExited(generation, local_rank, exit_code, fault) if generation == state.generation:
             return [_of_exit(state, local_rank, exit_code, fault)]
         case events.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
@@ -82,13 +95,24 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
     return []
 
 
-def _of_start(state: AgentState, part: Assignment) -> str:
+def _of_start(state: AgentState, part: Assignment, survivors: tuple[int, ...]) -> str:
     count, first = state.settings.local_world_size, part.first_global_rank
     ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
-    workers = "1 worker" if count == 1 else f"{count} workers"
+    started = count - len(survivors)
+    starting = [f"starting {_workers(started)}"] if started else []
+    if survivors:
+        starting.insert(0, f"{_workers(len(survivors))} {'continues' if len(survivors) == 1 else 'continue'}")
     among = f", node {part.group_rank} of {part.group_world_size}" if part.group_world_size > 1 else ""
     why = f" ({part.why})" if part.generation > 1 and part.why else ""
-    return f"generation {part.generation}{why}: starting {workers}, {ranks} of {part.world_size}{among}"
+    return f"generation {part.generation}{why}: {', '.join(starting)}, {ranks} of {part.world_size}{among}"
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
+def _how(signal: int, state: AgentState) -> str:
+    return f"{signal_name(signal)}, {format_seconds(state.settings.grace_s)} grace"
 
 
 def _within(in_s: float | None) -> str:
@@ -118,14 +142,19 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
         ):
             others = state.assignment.group_world_size - 1
             return [Line("all workers of this node succeeded; waiting for the other nodes")] if others else []
-        case commands.StartWorkers(assignment):
+        case commands.StartWorkers(assignment, survivors):
             own, limit = state.settings.max_restarts, max_restarts(state.settings, assignment)
             note = f"--max-restarts {own} of this node has no effect: the coordinator's node has {limit}"
-            return [Line(_of_start(state, assignment)), *([Line(note, colour="yellow")] if own != limit else [])]
+            start = _of_start(state, assignment, survivors)
+            return [Line(start), *([Line(note, colour="yellow")] if own != limit else [])]
         case commands.SignalWorkers(_, number, why):
-            how = f"{signal_name(number)}, {format_seconds(state.settings.grace_s)} grace"
             hint = _AGAIN if state.leave is not None and state.leave.signal == SIGINT else ""
-            return [Line(f"stopping all workers because {why} ({how}){hint}")]
+            return [Line(f"stopping all workers because {why} ({_how(number, state)}){hint}")]
+        case commands.HoldWorkers(_, local_ranks, why):
+            who = _ranks(state, local_ranks)
+            return [Line(f"holding {who} until the next generation because {why}")]
+        case commands.StopWorker(_, local_rank, _, number, why):
+            return [Line(f"stopping {_rank(state, local_rank)}: {why} ({signal_name(number)})", colour="yellow")]
         case commands.DumpStacks(_, local_rank):
             return [Line(f"requesting the stacks of {_rank(state, local_rank)}", important=False)]
         case commands.ReadStacks(_, _, local_ranks):
@@ -145,6 +174,9 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line(f"stopping {_rank(state, local_rank)}{reason} ({signal_name(number)})")]
         case commands.KillNode(_, why):
             return [Line(f"killing all remaining processes: {why}", colour="yellow")]
+        case commands.ClearNode(_, held) if held:
+            text = f"ending leftover processes of the workers; {_ranks(state, held)} stay held"
+            return [Line(text, important=False)]
         case commands.ClearNode():
             return [Line("ending leftover processes of the workers", important=False)]
         case commands.Finish(verdict):
@@ -176,16 +208,22 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
     match state.phase:
         case Phase.JOINING | Phase.NEW:
             what = "waiting for the next generation" if state.generation else "waiting for the first generation"
+            if held := state.last.held():
+                what += f", {_workers(len(held))} held"
         case Phase.DONE:
             what = f"generation {state.generation}: done here, waiting for the other nodes"
         case Phase.RUNNING:
             done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
             doing = "running" if is_started(state) else "starting"
+            if state.last.hang.is_reported:
+                doing = "seems to hang"
             what = f"generation {state.generation} {doing}, {len(state.workers) - done} of {len(state.workers)} workers"
             if part is not None and part.group_world_size > 1:
                 what += f" here, {part.group_world_size} nodes"
         case Phase.STOPPING | Phase.CLOSING:
-            pending = [str(rank) for rank, worker in state.workers.items() if worker.phase is not WorkerPhase.ENDED]
+            is_holding = state.last.stop.rung <= Rung.HELD
+            gone = (WorkerPhase.ENDED, WorkerPhase.HELD) if is_holding else (WorkerPhase.ENDED,)
+            pending = [str(rank) for rank, worker in state.workers.items() if worker.phase not in gone]
             ranks = ", ".join(pending[:8]) + (", ..." if len(pending) > 8 else "")
             what = f"generation {state.generation} stopping, " + (
                 f"waiting for local rank {ranks}" if pending else "ending leftover processes"
@@ -199,6 +237,14 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
     limit = max_restarts(settings, state.assignment)
     budget = f", {limit - state.restarts_used} of {limit} restarts left" if limit else ""
     return f"tenax {settings.run_id}: {what}{budget}", since, until
+
+
+def _ranks(state: AgentState, local_ranks: tuple[int, ...]) -> str:
+    if len(local_ranks) == 1:
+        return _rank(state, local_ranks[0])
+    first = state.assignment.first_global_rank if state.assignment is not None else 0
+    shown = ", ".join(str(first + rank) for rank in local_ranks[:8])
+    return f"ranks {shown}{', ...' if len(local_ranks) > 8 else ''}"
 
 
 def _rank(state: AgentState, local_rank: int) -> str:

@@ -20,12 +20,12 @@ from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
 from tenax._node.journal import Journal
-from tenax._node.live_steps import LiveSteps
+from tenax._node.live_steps import LiveSteps, running_pids
 from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax._node.notice_file import NoticeFile
 from tenax._node.signals import SignalSource, parse_signals
 from tenax._node.sinks import Views, open_sinks
-from tenax._node.supervisor import Supervisor, Surroundings, inherited_stdin
+from tenax._node.supervisor import SURVIVOR_VARIABLE, Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 from tenax._node.workers import decide_placements, make_entrypoint
 
@@ -50,7 +50,13 @@ if TYPE_CHECKING:
 
 JOURNAL_NAME = "journal.jsonl"
 # Variables that are set when a worker starts, besides those of ``_core.environment``.
-_SET_AT_START = ("TORCHELASTIC_ERROR_FILE", NOTICE_VARIABLE, "TORCH_WORKER_SERVER_SOCKET", TORCHELASTIC_TIMER_FILE)
+_SET_AT_START = (
+    "TORCHELASTIC_ERROR_FILE",
+    NOTICE_VARIABLE,
+    "TORCH_WORKER_SERVER_SOCKET",
+    TORCHELASTIC_TIMER_FILE,
+    SURVIVOR_VARIABLE,
+)
 
 _SAMPLE_AFTER_S = 1.0  # when hang detection starts
 
@@ -233,16 +239,41 @@ class Node(Surroundings):
             self._observers.read_stacks(command)
 
     def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
-        if self._job.on_hang == "off":
-            reply(None, "the workers of this node cannot write their stacks: the agent was started with --on-hang off")
-            return
-        if self._observers is None:
-            self._make_observers()
-        assert self._observers is not None, "made before"
-        self._observers.answer_stacks(request, dump, reply)
+        is_off, program = self._job.on_hang == "off", ""
+        if is_off or request.native:
+            from tenax._processes.py_spy import MISSING, find_py_spy
 
-    def enable_progress(self) -> bool:
-        return self._steps.enable()
+            program = find_py_spy()
+            if not program and is_off:
+                reply(None, f"workers write no stacks with --on-hang off, and {MISSING}")
+                return
+        if self._observers is None and not is_off:
+            self._make_observers()
+        if program:
+            self._read_stacks_from_outside(program, request, reply)
+            return
+        assert self._observers is not None, "made before"
+        note = f"no native frames: {MISSING}" if request.native else ""
+        self._observers.answer_stacks(request, dump, reply, note)
+
+    def _read_stacks_from_outside(self, program: str, request: StacksRequest, reply: Reply) -> None:
+        from tenax._core.agent_state import global_rank
+        from tenax._processes.py_spy import read_in_background
+
+        state = self._last_step[1] if self._last_step is not None else None
+        pids = {} if state is None else {global_rank(state, rank): pid for rank, pid in running_pids(state).items()}
+        if state is not None and request.local_rank >= 0:
+            wanted = global_rank(state, request.local_rank)
+            pids = {rank: pid for rank, pid in pids.items() if rank == wanted}
+        if not pids:
+            reply(None, "this worker does not run now" if request.local_rank >= 0 else "no worker runs here now")
+            return
+        if self._observers is not None:
+            self._observers.expect_disturbance()
+        read_in_background(program, pids, request.native, lambda found: self._loop.soon(lambda: reply(found, "")))
+
+    def report_activity(self, done: Callable[[], None]) -> None:
+        self._steps.report(done)
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
         if self._observers is not None:
@@ -327,6 +358,7 @@ class Node(Surroundings):
             scopes=self.scopes,
             log_dir=self.log_dir,
             has_control_socket=True,
+            has_survivors=True,
         )
 
     def _open_scopes(self, timer_file: str) -> None:

@@ -72,11 +72,15 @@ class Observers:
     def read_stacks(self, command: ReadStacks) -> None:
         self._with_sampler(lambda sampler: sampler.read_stacks(command))
 
-    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
+    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply, note: str = "") -> None:
         if self._sampler is None:
             reply(None, "hang detection stopped on this node, so its workers' stacks cannot be read")
         else:
-            self._sampler.answer_stacks(request, dump, reply)
+            self._sampler.answer_stacks(request, dump, reply, note)
+
+    def expect_disturbance(self) -> None:
+        """Ignore the next activity of the workers: another program stops and reads them."""
+        self._with_sampler(lambda sampler: sampler.expect_disturbance())
 
     def _with_sampler(self, call: Callable[[Sampler], None]) -> None:
         if self._sampler is not None:

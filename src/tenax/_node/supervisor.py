@@ -6,6 +6,7 @@ journal of an agent that died shows what it was about to do.
 
 from __future__ import annotations
 
+import _socket  # `socket` itself is a slow import
 import os
 import time
 from abc import ABC, abstractmethod
@@ -13,10 +14,11 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, messages_on_connecting
+from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
+from tenax._io.interfaces import Watchable
 from tenax._node.journal import Step
 from tenax._node.messages import lines_for, live_line
 
@@ -45,11 +47,16 @@ if TYPE_CHECKING:
     )
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
+    from tenax._node.error_files import ErrorFiles
     from tenax._node.journal import Journal
     from tenax._node.run_journal import RunJournal
+    from tenax._node.worker_channel import WorkerChannel
 
 
 _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
+# A worker finds the number of its channel's descriptor in this variable. High, so that it replaces no file that modules
+# of a warm worker have opened.
+SURVIVOR_VARIABLE, SURVIVOR_DESCRIPTOR = "TENAX_ELASTIC_FD", 199
 _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 
 
@@ -83,9 +90,9 @@ class Surroundings(ABC):
     def observe(self, step: Step, state: AgentState) -> None:  # noqa: B027
         """Follow a step of the agent machine, after its commands were executed."""
 
-    def enable_progress(self) -> bool:
-        """Read the workers' progress from now on. Return True if there is new progress."""
-        return False
+    def report_activity(self, done: Callable[[], None]) -> None:
+        """Post the workers' progress, then call ``done``."""
+        done()
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:  # noqa: B027
         """Learn that this process starts, or with None stops, to serve the coordinator."""
@@ -109,7 +116,9 @@ class Supervisor:
         scopes: ScopeWatch | None = None,
         log_dir: str = "",
         has_control_socket: bool = False,
+        has_survivors: bool = False,
     ) -> None:
+        """``has_survivors``: workers may opt in to take part in several generations."""
         self.settings = settings
         self.policy = policy
         self.machine = AgentMachine(settings)
@@ -122,11 +131,14 @@ class Supervisor:
         self._journal = journal
         self._run_journal: RunJournal | None = None
         self._scopes = scopes  # None: scopes are not watched
+        self._error_files: ErrorFiles | None = None  # opened when workers are stopped
         self._verdict: Verdict | None = None
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
         self._has_control_socket = has_control_socket
+        self._has_survivors = has_survivors and entrypoint.can_survive
+        self._channels: dict[int, WorkerSocket] = {}  # by local rank
         self._control_socket: ControlSocket | None = None
         self._since = 0.0  # when it began, in seconds since the epoch
 
@@ -153,6 +165,7 @@ class Supervisor:
                 ):
                     continue  # the run ended before this node started the generation
                 if event is not None:
+                    self._read_channels(event)
                     self._step(event)
                 else:
                     self._on_deadline()
@@ -161,7 +174,11 @@ class Supervisor:
                 self._stay_for_followers(followed_for)
         finally:
             self._processes.close()
+            for local_rank in list(self._channels):
+                self._close_channel(local_rank)
             self._entrypoint.close()
+            if self._error_files is not None:
+                self._error_files.close()
             self._control.close()
             if self._has_control_socket:
                 self._write_note(self._control_socket.path if self._control_socket is not None else "", time.time())
@@ -219,11 +236,14 @@ class Supervisor:
         return self._run_journal.run_step
 
     def answer(self, request: OfNode, reply: Reply) -> None:
-        from tenax._core.requests import LogsRequest
+        from tenax._core.requests import ActivityRequest, LogsRequest
 
         generation = self.machine.state.generation
         if isinstance(request, LogsRequest):
             self._logs.answer(request, reply)
+        elif isinstance(request, ActivityRequest):
+            # Reply after the progress is sent: it is posted before this call.
+            self._around.report_activity(lambda: self._loop.soon(lambda: reply("reported", "")))
         else:
             self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
@@ -247,12 +267,10 @@ class Supervisor:
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """Answer a request from the control socket."""
-        from tenax._core.requests import AgentRequest, StatusRequest, answer_safely
+        from tenax._core.requests import AgentRequest
 
         if isinstance(request, AgentRequest):
             reply(self._agent_info(), "")
-        elif isinstance(request, StatusRequest) and self._around.enable_progress():
-            self._loop.soon(lambda: answer_safely(self._control.submit, request, reply))  # after the progress is sent
         else:
             self._control.submit(request, reply)
 
@@ -338,12 +356,18 @@ class Supervisor:
         """Post an event of the processes, after collecting the result of a worker that exited."""
         match event:
             case events.NodeCleared(generation):
+                if self._error_files is not None:
+                    self._error_files.close()
                 # Post the final progress before the end of the generation.
                 if progress := self._logs.progress():
                     self._loop.post(events.ProgressSeen(generation, progress))
-            case events.WorkerStarted(_, local_rank) | events.WorkerStartFailed(_, local_rank):
+            case events.WorkerStarted(_, local_rank):
+                self._entrypoint.release(local_rank)
+            case events.WorkerStartFailed(generation, local_rank):
+                self._close_channel(local_rank, generation)
                 self._entrypoint.release(local_rank)
             case events.WorkerExited(generation, local_rank, exit_code):
+                self._close_channel(local_rank, generation)
                 fault = self._entrypoint.collect(local_rank, exit_code)
                 wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
                 event = events.WorkerExited(
@@ -383,13 +407,20 @@ class Supervisor:
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
+                self._watch_error_files(generation)
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
             case commands.EndWorker(generation=generation, local_rank=local_rank, signal=number):
                 self._processes.end(generation, local_rank, number)
-            case commands.ClearNode(generation):
-                self._processes.clear(generation)
+            case commands.HoldWorkers(generation, local_ranks, why):
+                for local_rank in local_ranks:
+                    if (channel := self._channels.get(local_rank)) is not None:
+                        channel.opened().end(generation, why)
+            case commands.StopWorker(generation=generation, local_rank=local_rank, signal=number):
+                self._processes.end(generation, local_rank, number)
+            case commands.ClearNode(generation, held):
+                self._processes.clear(generation, held)
             case commands.KillNode(generation):
                 self._processes.kill(generation)
             case commands.Finish(verdict):
@@ -401,26 +432,38 @@ class Supervisor:
             case _:
                 assert_never(command)
 
+    def _watch_error_files(self, generation: int) -> None:
+        from tenax._node.error_files import ErrorFiles
+
+        if self._error_files is None:
+            self._error_files = ErrorFiles(self._loop, self._loop.post)
+        self._error_files.watch(generation, self._logs.error_files())
+
     def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
         return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))
 
     def _start_workers(self, command: commands.StartWorkers) -> None:
-        generation = command.assignment.generation
+        generation, survivors = command.assignment.generation, command.survivors
         added = self._around.environments(command)
+        for rank in survivors:  # first: a survivor goes on while the others start
+            self._continue_worker(generation, rank, added[rank])
         try:
-            outputs = self._logs.prepare(generation, added)
+            outputs = self._logs.prepare(generation, added, survivors)
         except OSError as error:
             reason = f"could not create a pipe for its output: {error.strerror} (see 'ulimit -n')"
-            for rank in added:
+            for rank in added.keys() - set(survivors):
                 self._loop.post(events.WorkerStartFailed(generation, rank, reason))
             return
         inherited = inheritable_environ()
-        for rank, own in added.items():
-            output = outputs[rank]
-            env = {**inherited, **own, **output.env}
+        for rank, output in outputs.items():
+            channel = self._open_channel(generation, rank)
+            variable = {} if channel is None else {SURVIVOR_VARIABLE: str(SURVIVOR_DESCRIPTOR)}
+            env = {**inherited, **added[rank], **output.env, **variable}
             try:
                 launch = self._around.bind(rank, self._entrypoint.launch(rank, env))
                 streams = {**inherited_stdin(), 1: output.stdout, 2: output.stderr}
+                if channel is not None:
+                    streams[SURVIVOR_DESCRIPTOR] = channel.fileno()
                 launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, **streams})
                 self._processes.start(generation, rank, launch)
             except Exception as error:
@@ -431,6 +474,109 @@ class Supervisor:
             finally:
                 os.close(output.stdout)
                 os.close(output.stderr)
+                if channel is not None:
+                    channel.close()
+
+    # --- survivors ----------------------------------------------------------------------------------------------------
+
+    def _read_channels(self, event: AnyEvent) -> None:
+        """Before an event that ends the generation here: handle what workers sent before, so that they are held."""
+        if self.machine.state.phase is not Phase.RUNNING:
+            return
+        match event:
+            case events.GenerationEnded() | events.WorkerStartFailed():
+                pass
+            case events.WorkerExited(exit_code=exit_code, fault=fault) if exit_code != 0 or fault:
+                pass
+            case _:
+                return
+        for sent in self._loop.take_posted((events.WorkerOptedIn, events.WorkerOptedOut)):
+            self._step(sent)
+        for channel in self._channels.values():
+            for sent in channel.read_all():
+                self._step(sent)
+
+    def _open_channel(self, generation: int, local_rank: int) -> _socket.socket | None:
+        """Open the channel to a new worker. Return its end, which the caller closes; None: there is none."""
+        self._close_channel(local_rank)
+        if not self._has_survivors:
+            return None
+        try:
+            ours, theirs = _socket.socketpair()
+        except OSError:  # too many open files: the worker cannot opt in
+            return None
+        self._channels[local_rank] = WorkerSocket(ours, generation, local_rank, self._loop)
+        return theirs
+
+    def _close_channel(self, local_rank: int, generation: int | None = None) -> None:
+        """Close the channel to a worker, if it is one of this generation."""
+        channel = self._channels.get(local_rank)
+        if channel is not None and generation in (None, channel.generation):
+            channel.close()
+
+    def _continue_worker(self, generation: int, local_rank: int, env: dict[str, str]) -> None:
+        channel = self._channels[local_rank]  # closed if the worker has just exited, which ``adopt`` reports
+        self._processes.adopt(channel.generation, local_rank, generation)
+        channel.generation = generation
+        channel.opened().begin(generation, env)
+
+
+class WorkerSocket(Watchable):
+    """The agent's end of the channel to one worker. Most workers never use it; ``worker_channel`` has its meaning."""
+
+    def __init__(self, sock: _socket.socket, generation: int, local_rank: int, loop: Loop) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.generation = generation  # of the worker
+        self.local_rank = local_rank
+        self.post: Callable[[AnyEvent], None] = loop.post
+        self._loop = loop
+        self._channel: WorkerChannel | None = None
+        loop.watch(self)
+
+    def read_all(self) -> list[AnyEvent]:
+        """Read what the worker has sent so far; return the events."""
+        found: list[AnyEvent] = []
+        self.post = found.append
+        try:
+            is_read = True
+            while is_read and self.fileno() >= 0:
+                is_read = self.opened().on_readable() if self._channel is not None or self._is_readable() else False
+        finally:
+            self.post = self._loop.post
+        return found
+
+    def _is_readable(self) -> bool:
+        """Return whether the worker has sent something: most never do."""
+        try:
+            return bool(self.sock.recv(1, _socket.MSG_PEEK))
+        except OSError:  # nothing, or the connection is closed, which changes nothing for a worker that sent nothing
+            return False
+
+    def opened(self) -> WorkerChannel:
+        if self._channel is None:
+            from tenax._node.worker_channel import WorkerChannel
+
+            self._channel = WorkerChannel(self)
+        return self._channel
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def on_readable(self) -> None:
+        self.opened().on_readable()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self._channel is not None and self._channel.wants_to_write
+
+    def on_writable(self) -> None:
+        self.opened().flush()
+
+    def close(self) -> None:
+        if self.sock.fileno() >= 0:
+            self._loop.unwatch(self)
+            self.sock.close()
 
 
 def inherited_stdin() -> dict[int, int]:

@@ -43,6 +43,7 @@ _DRAIN_S = 5.0  # at the end: maximum time to write the last lines
 _FINISH_S = 2.0  # ... and to wait for a console that does not accept them
 _MTIME_RESOLUTION_S = 1.0  # of coarse file systems
 _MAX_GENERATIONS = 256  # whose files can be queried
+_IMPORTED_BYTES = 8  # at the end of a progress file
 _MAX_READS = 8  # of a progress file: a read may overlap a write, but not eight times in a row
 _LAST_LINES_S = 1.0  # for waiting log queries when the run ends
 
@@ -84,6 +85,9 @@ class WorkerLogs:
         self._is_shared = False  # more than one worker writes to the console
         # By generation, oldest first: global ranks by local rank, and the destination of the output.
         self.generations: dict[int, tuple[dict[int, int], LogsDest]] = {}
+        # By local rank: the generation in which the process of this worker was started, which names its streams.
+        self._started_in: dict[int, int] = {}
+        self.origins: dict[tuple[int, int], int] = {}  # the same for survivors, by generation and local rank
         self._queries: LogQueries | None = None  # created by the first query
 
     def open(self) -> None:
@@ -99,12 +103,20 @@ class WorkerLogs:
 
     # --- output of workers --------------------------------------------------------------------------------------------
 
-    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
-        """Open the streams of a new generation. All processes of the previous one are gone."""
-        self._writer.close_stream_duplicates(self._open_keys)
-        self._open_keys = []
-        self._remove_empty_stacks()
-        destination = self.destination = self._choose_destination(envs)
+    def prepare(
+        self, generation: int, envs: dict[int, dict[str, str]], survivors: tuple[int, ...] = ()
+    ) -> dict[int, Output]:
+        """Open the streams of a new generation. All processes of the previous one are gone, except the survivors."""
+        kept = [self._key(rank, number) for rank in survivors for number in (_STDOUT, _STDERR)]
+        self._writer.close_stream_duplicates([key for key in self._open_keys if key not in kept])
+        self._open_keys = [key for key in self._open_keys if key in kept]
+        self._remove_empty_stacks(survivors)
+        before, destination = self.destination, self._choose_destination(envs)
+        self.destination = destination
+        for rank in survivors:
+            _keep_destination(before, destination, rank)
+            self.origins[generation, rank] = self._started_in[rank]
+        self._started_in.update(dict.fromkeys(envs.keys() - set(survivors), generation))
         self._is_shared = sum(map(self._is_shown, envs)) > 1
         self._remember(generation, envs)
         if self._memory is None:
@@ -116,6 +128,8 @@ class WorkerLogs:
         streams: dict[tuple[int, int], int] = {}
         try:
             for rank, env in envs.items():
+                if rank in survivors:
+                    continue
                 streams[rank, _STDOUT] = self._open_stream(generation, rank, _STDOUT, env, destination)
                 if self._is_one_stream(rank):
                     streams[rank, _STDERR] = os.dup(streams[rank, _STDOUT])
@@ -134,7 +148,12 @@ class WorkerLogs:
                 env={"TORCHELASTIC_ERROR_FILE": destination.error_files.get(rank, "")},
             )
             for rank in envs
+            if rank not in survivors
         }
+
+    def _key(self, rank: int, number: int) -> str:
+        """Return the key of a stream of this worker."""
+        return f"{self._started_in.get(rank, 0)}.{rank}.{number}"
 
     def _is_shown(self, rank: int) -> bool:
         """Whether a stream of this worker goes to the console."""
@@ -152,7 +171,10 @@ class WorkerLogs:
         ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
         self.generations[generation] = (ranks, self.destination)
         if len(self.generations) > _MAX_GENERATIONS:
-            del self.generations[next(iter(self.generations))]
+            oldest = next(iter(self.generations))
+            del self.generations[oldest]
+            for where in [where for where in self.origins if where[0] == oldest]:
+                del self.origins[where]
 
     def _choose_destination(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Create the log files' directories. If that fails, the run continues without log files."""
@@ -171,7 +193,7 @@ class WorkerLogs:
         path = files.get(rank, "")
         is_teed = bool(teed.get(rank))
         prefix = self._prefix(generation, rank, env) if is_teed else ""
-        key = f"{generation}.{rank}.{number}"
+        key = self._key(rank, number)
         self._open_keys.append(key)
         return self._writer.open_stream(
             key,
@@ -197,6 +219,9 @@ class WorkerLogs:
 
     # --- evidence -----------------------------------------------------------------------------------------------------
 
+    def error_files(self) -> dict[int, str]:
+        return {rank: path for rank, path in self.destination.error_files.items() if path}
+
     def has_error_file(self, local_rank: int) -> bool:
         return os.path.exists(self.destination.error_files.get(local_rank, ""))
 
@@ -207,12 +232,26 @@ class WorkerLogs:
         found = (read_progress(path, rank) for rank, path in files.items() if os.path.exists(path))
         return tuple(each for each in found if each is not None)
 
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        """Pass to ``done`` when each worker last wrote something, by local rank."""
+        by_key = {key: int(key.split(".")[1]) for key in self._open_keys}
+
+        def answer(times: dict[str, float]) -> None:
+            found: dict[int, float] = {}
+            to_agent_clock = self._now() - time.time()
+            for key, at in times.items():
+                rank = by_key[key]
+                found[rank] = max(found.get(rank, at + to_agent_clock), at + to_agent_clock)
+            done(found)
+
+        self._writer.output_times(list(by_key), answer)
+
     def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Answer a log query, see ``log_queries``."""
         if self._queries is None:
             from tenax._node.log_queries import LogQueries
 
-            self._queries = LogQueries(self._writer, self.generations)
+            self._queries = LogQueries(self._writer, self.generations, self.origins)
         self._queries.answer(request, reply)
 
     def answer_final_requests(self) -> Callable[[], float] | None:
@@ -233,26 +272,27 @@ class WorkerLogs:
             done(self._stacks_only(command))
             return
         number = _STDOUT if self._is_one_stream(command.local_rank) else _STDERR
-        key = f"{command.generation}.{command.local_rank}.{number}"
+        key = self._key(command.local_rank, number)
         self._writer.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
     def read_last_lines(self, generation: int, post: Callable[[LastLinesRead], None]) -> None:
         """Read the last lines of each worker: of stdout, or if that is empty, of stderr."""
         to = self.destination
         ranks = list(self.generations.get(generation, ({}, to))[0])[:_MAX_LAST_LINES_READ]
+        keys = {(rank, number): self._key(rank, number) for rank in ranks for number in (_STDOUT, _STDERR)}
 
         def done(tails: dict[str, bytes]) -> None:
             from tenax._core.events import LastLinesRead
             from tenax._failures.evidence import last_lines
 
             for rank in ranks:
-                stdout, stderr = (tails.get(f"{generation}.{rank}.{number}", b"") for number in (_STDOUT, _STDERR))
+                stdout, stderr = (tails.get(keys[rank, number], b"") for number in (_STDOUT, _STDERR))
                 lines = last_lines(decoded((stdout or stderr)[-_SHORT_TAIL_BYTES:]), cut=True)[-_MAX_STOPPED_LINES:]
                 log_file = (to.stdouts if stdout or not stderr else to.stderrs).get(rank, "")
                 if lines:
                     post(LastLinesRead(generation, rank, lines, log_file if log_file != os.devnull else ""))
 
-        self._writer.tail([f"{generation}.{rank}.{number}" for rank in ranks for number in (_STDOUT, _STDERR)], done)
+        self._writer.tail(list(keys.values()), done)
 
     def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
         from tenax._failures.evidence import gather
@@ -296,11 +336,12 @@ class WorkerLogs:
             return ""
         return path if is_new else ""
 
-    def _remove_empty_stacks(self) -> None:
+    def _remove_empty_stacks(self, survivors: tuple[int, ...] = ()) -> None:
         """Remove the files that workers opened for dumps of their stacks and never wrote."""
         from tenax._processes.stacks import stacks_file
 
-        for error_file in filter(None, self.destination.error_files.values()):
+        files = self.destination.error_files.items()
+        for error_file in (path for rank, path in files if path and rank not in survivors):
             path = stacks_file(error_file)
             with contextlib.suppress(OSError):  # there is none, or the directory is gone
                 if not os.stat(path).st_size:
@@ -323,8 +364,15 @@ class WorkerLogs:
         self._writer.close_stream_duplicates(self._open_keys)
 
     def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
-        if self._live_line:
-            self._writer.live(*((one_line(text), since, until) if text and _is_in_foreground() else ("",)))
+        if not self._live_line:
+            return
+        if not text or not _is_in_foreground():
+            self._writer.live("")
+            return
+        error_file = min((path for path in self.destination.error_files.values() if path), default="")
+        is_running = since is not None and until is None and error_file
+        progress = os.path.join(os.path.dirname(error_file), "progress") if is_running else ""
+        self._writer.live(one_line(text), since, until, progress)
 
     def close(self, final_text: str = "", interrupt_descriptor: int = -1) -> None:
         """Write all pending output, then ``final_text``, and end the log writer.
@@ -362,6 +410,15 @@ class WorkerLogs:
         self._writer.on_writable()
 
 
+def _keep_destination(before: LogsDest, destination: LogsDest, rank: int) -> None:
+    """Keep the files of a survivor, which has them open."""
+    for name in ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files"):
+        old, new = getattr(before, name), getattr(destination, name)
+        new.pop(rank, None)
+        if rank in old:
+            new[rank] = old[rank]
+
+
 def _is_same_file(one: int, other: int) -> bool:
     try:
         return os.path.samestat(os.fstat(one), os.fstat(other))
@@ -384,7 +441,10 @@ def _replaced(number: int) -> TextIO | None:
 
 
 def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
-    """Return what a worker wrote with ``tenax.progress``; None if that is nothing or invalid. Never raises."""
+    """Return what a worker wrote with ``tenax.progress``, and the hook after it (``_failures/hook``).
+
+    None if that is nothing or invalid. Never raises.
+    """
     from tenax._core.bounds import MAX_SECONDS
     from tenax._core.messages import WorkerProgress
     from tenax.progress import LAYOUT, MAGIC, MAX_STEP
@@ -395,19 +455,24 @@ def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
         return None
     try:
         for _ in range(_MAX_READS):
-            data = os.pread(descriptor, LAYOUT.size, 0)
+            data = os.pread(descriptor, LAYOUT.size + _IMPORTED_BYTES, 0)
             if len(data) < LAYOUT.size:
                 return None
-            magic, first, last, first_at, last_at, count, phase = LAYOUT.unpack(data)
+            imported_at = int.from_bytes(data[LAYOUT.size :], "little") / 1e9
+            if not data.startswith(MAGIC) and imported_at:  # it has reported nothing else so far
+                return WorkerProgress(local_rank, -1, -1, 0.0, 0.0, imported_at=min(imported_at, MAX_SECONDS))
+            magic, first, last, first_at, last_at, count, phase = LAYOUT.unpack(data[: LAYOUT.size])
             # Any process may write this file. Drop values out of bounds: a peer closes the link on such a frame.
             in_bounds = all(-MAX_STEP <= step <= MAX_STEP for step in (first, last)) and all(
-                -MAX_SECONDS <= at <= MAX_SECONDS for at in (first_at, last_at)
+                -MAX_SECONDS <= at <= MAX_SECONDS for at in (first_at, last_at, imported_at)
             )
             if magic != MAGIC or not in_bounds:
                 return None
-            if os.pread(descriptor, LAYOUT.size, 0) == data:
+            if os.pread(descriptor, LAYOUT.size + _IMPORTED_BYTES, 0) == data:
                 name = phase.rstrip(b"\0").decode("utf-8", "replace")
-                return WorkerProgress(local_rank, first, last, first_at, last_at, name) if count or name else None
+                is_known = count or name or imported_at
+                found = WorkerProgress(local_rank, first, last, first_at, last_at, name, imported_at=imported_at)
+                return found if is_known else None
     except OSError:  # the file system is gone
         return None
     finally:

@@ -32,7 +32,7 @@ STATES = (
     "lost",
 )
 OUTCOMES = ("succeeded", "failed", "cancelled", "abandoned", "broken")
-KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "lost")
+KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "hung", "lost")
 MAX_NODES = 2000  # with lines of their own
 _MAX_CAUSES = 50
 

@@ -24,6 +24,8 @@ START_METHODS = ("spawn", "fork", "forkserver")
 class CommandEntrypoint:
     """A program and its arguments. Only ``${local_rank}`` is substituted in arguments."""
 
+    can_survive = True
+
     def __init__(
         self,
         argv_by_rank: Mapping[int, Sequence[object]],
@@ -66,6 +68,8 @@ class CommandEntrypoint:
 
 class FunctionEntrypoint:
     """A function, its arguments by local rank, and the start method of its process."""
+
+    can_survive = False  # it returns a value, and waits for the others to return, once
 
     def __init__(
         self,

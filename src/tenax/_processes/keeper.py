@@ -134,8 +134,14 @@ class KeeperProcess(HelperHandle):
     def end(self, generation: int, local_rank: int, number: int) -> None:
         self._send(("end", generation, local_rank, int(number)))
 
-    def clear(self, generation: int) -> None:
-        self._send(("clear", generation))
+    def adopt(self, generation: int, local_rank: int, following: int) -> None:
+        pid = self._pids.pop((generation, local_rank), None)
+        if pid is not None:
+            self._pids[following, local_rank] = pid
+        self._send(("adopt", generation, local_rank, following))
+
+    def clear(self, generation: int, held: tuple[int, ...] = ()) -> None:
+        self._send(("clear", generation, list(held)))
 
     def kill(self, generation: int) -> None:
         self._send(("kill", generation))
@@ -233,8 +239,8 @@ def _event(message: tuple[Any, ...]) -> events.AnyEvent:
             return events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
         case ("dump_refused", generation, local_rank, why):
             return events.StacksRefused(generation, local_rank, why)
-        case ("cleared", generation):
-            return events.NodeCleared(generation)
+        case ("cleared", generation, held):
+            return events.NodeCleared(generation, tuple(held))
         case ("fenced", generation):
             return events.Fenced(generation, "this node was disconnected from the coordinator for too long")
     raise AssertionError(f"unknown message from the keeper: {message!r}")

@@ -16,8 +16,9 @@ Commands from the agent                                     Replies
   signal, generation, signum                                  exited, generation, local_rank, exit code, requested
   dump, generation, local_rank, signum                        dump_refused, generation, local_rank, why
   end, generation, local_rank, signum
-  clear, generation                                           cleared, generation
-  kill, generation                                            cleared, generation
+  clear, generation, held                                     cleared, generation, held
+  kill, generation                                            cleared, generation, []
+  adopt, generation, local_rank, next generation              started or exited, next generation, local_rank, ...
   hold, seconds                                               fenced, generation
   keep, name  + descriptor
   release, name
@@ -25,6 +26,10 @@ Commands from the agent                                     Replies
 
 "template" makes the workers warm: they are forked from a process that has imported what they need (``warm_pool.py``).
 A worker that waits for a standby is started cold as soon as a command needs its process to exist.
+
+"clear" ends what exited workers left behind. The held workers (their local ranks), what descends from them and what is
+in their sessions stay; "adopt" makes a held one a worker of the next generation. Held workers are killed like all
+others by "kill", at the end of the lease, and after the agent's death.
 
 "dump" and "end" address one worker. The keeper is its parent, so its pid cannot be reused before the keeper reaps it.
 
@@ -38,8 +43,9 @@ after everything that the agent started is gone, and not before.
 "stop_gently" is for a server as the only worker (etcd): when the agent is gone, it gets SIGTERM and that many seconds
 before everything is killed.
 
-"cleared" is proven: either ``waitpid`` reports that the keeper has no children, or every worker was reaped and the
-keeper's list of children holds only those of the warm pool. (A child leaves that list only when the keeper reaps it,
+"cleared" is proven: either ``waitpid`` reports that the keeper has no children, or every worker that is not held was
+reaped and the keeper's list of children holds only those of the warm pool, the held workers and orphans in their
+sessions. (A child leaves that list only when the keeper reaps it,
 so the list is complete.) Every descendant is below a child of the keeper or, as an orphan, is one. The exception is a
 warm worker that was just forked and is still its forker's child; the keeper has its pid, which cannot be reused before
 the keeper reaps it.
@@ -88,6 +94,8 @@ class _Worker:
         self.alive = True
         self.stop_requested = False  # together with all others
         self.end_requested = False  # of this worker alone
+        self.exit_code = 0  # of one that is not alive ...
+        self.ended_at = 0.0
 
 
 class Keeper:
@@ -102,6 +110,7 @@ class Keeper:
         self._own_descriptors: tuple[int, ...] = ()
         self._clearing = 0  # the generation that the agent waits to have cleared; 0: none
         self._killing = False
+        self._held: list[int] = []  # local ranks of the workers that stay when the node is cleared
         self._lease_ends_at: float | None = None
         self._is_lease_expired = False  # no worker may run until it is renewed
         self._is_fenced = False  # the lease expired with workers alive, and they are being killed
@@ -173,12 +182,15 @@ class Keeper:
                     self._dump(generation, local_rank, number)
                 case ("end", generation, local_rank, number):
                     self._end(generation, local_rank, number)
-                case ("clear", generation):
-                    self._clear(generation)
+                case ("clear", generation, held):
+                    self._clear(generation, held)
+                case ("adopt", generation, local_rank, following):
+                    self._adopt(generation, local_rank, following)
                 case ("kill", generation):
                     self._start_pending(at_once=True)
                     self._clearing = generation
                     self._killing = True
+                    self._held = []
                     self._settle()
                 case ("hold", seconds):
                     self._lease_ends_at = time.monotonic() + seconds if seconds > 0 else None
@@ -209,10 +221,11 @@ class Keeper:
         if not self._reap() or not self._workers:  # reap first: a worker that is already dead did not die of this
             return
         self._is_fenced = True
+        self._held = []
         for worker in self._workers.values():
             worker.stop_requested = worker.stop_requested or worker.alive
         self._channel.send(("fenced", max(worker.generation for worker in self._workers.values())))
-        self._kill_descendants(set())
+        self._kill_descendants(set(), set())
 
     def _start_pending(self, *, at_once: bool = False) -> None:
         """Start each pending worker from a standby; cold if none will come or if it must exist ``at_once``."""
@@ -376,10 +389,27 @@ class Keeper:
                 return worker
         return None
 
-    def _clear(self, generation: int) -> None:
+    def _adopt(self, generation: int, local_rank: int, following: int) -> None:
+        """Make a held worker one of the next generation. If it has exited, report that for the next one."""
+        for worker in self._workers.values():
+            if (worker.generation, worker.local_rank) == (generation, local_rank):
+                worker.generation = following
+                if worker.alive:
+                    worker.stop_requested = worker.end_requested = False
+                    self._channel.send(("started", following, local_rank, worker.pid))
+                else:
+                    self._send_exit(worker)
+        if self._is_lease_expired:
+            self._fence()
+
+    def _held_pids(self) -> set[int]:
+        held = [] if self._killing or self._is_fenced else self._held
+        return {worker.pid for worker in self._workers.values() if worker.alive and worker.local_rank in held}
+
+    def _clear(self, generation: int, held: list[int]) -> None:
         """Clean up after the workers: SIGTERM to the groups of workers that were stopped, SIGKILL to the rest."""
         self._start_pending(at_once=True)
-        self._clearing = generation
+        self._clearing, self._held = generation, held
         for worker in self._workers.values():
             if worker.stop_requested:
                 _signal_group(worker.pid, signal.SIGTERM)
@@ -390,7 +420,9 @@ class Keeper:
 
     def _settle(self) -> None:
         """After a death or a command: report exits, kill what must go, and report when no process is left."""
-        if not self._reap():
+        has_children = self._reap()
+        held = self._held_pids() if self._clearing else set()
+        if not has_children or (held and not self._has_other_children(held)):
             self._report_cleared()
         elif self._clearing or self._is_fenced:
             spared = (
@@ -398,7 +430,7 @@ class Keeper:
                 if self._killing or self._is_fenced
                 else {worker.pid for worker in self._workers.values() if worker.stop_requested}
             )
-            self._kill_descendants(spared)
+            self._kill_descendants(spared, held)
 
     def _reap(self) -> bool:
         """Reap every dead child and report workers. Return whether children remain besides the warm pool's."""
@@ -408,38 +440,50 @@ class Keeper:
             except ChildProcessError:
                 return False
             if pid == 0:
-                return self._warm_pool is None or self._has_other_children(self._warm_pool)
+                return self._warm_pool is None or self._has_other_children(set())
             worker = self._workers.get(pid)
             if worker is not None and worker.alive:
                 self._report_exit(worker, os.waitstatus_to_exitcode(status))
             elif self._warm_pool is not None:
                 self._warm_pool.on_child_death(pid, os.waitstatus_to_exitcode(status))
 
-    def _has_other_children(self, pool: WarmPool) -> bool:
-        found = children(self._pid)
-        pool.receive()  # after listing the children: the pids of standbys forked before that have been announced
-        is_alive = any(worker.alive for worker in self._workers.values())
-        return is_alive or bool(set(found) - pool.children())
+    def _has_other_children(self, held: set[int]) -> bool:
+        """Return whether children remain besides the warm pool's, the held workers and orphans in their sessions."""
+        found, pool = children(self._pid), self._warm_pool
+        if pool is not None:
+            pool.receive()  # after listing the children: the pids of standbys forked before that have been announced
+        if any(worker.alive and worker.pid not in held for worker in self._workers.values()):
+            return True
+        others = set(found) - held - (pool.children() if pool is not None else set())
+        return any(_session_of(pid) not in held for pid in others) if held else bool(others)
 
     def _report_exit(self, worker: _Worker, exit_code: int) -> None:
         worker.alive = False
-        now = time.monotonic()  # a stopped agent reads this later
+        worker.exit_code, worker.ended_at = exit_code, time.monotonic()  # a stopped agent reads this later
         error = b""
         with suppress(BlockingIOError):  # a forked worker's own children may hold the other end
             error = os.read(worker.error_reader, 4096)
         os.close(worker.error_reader)
         if error:
             number, _, text = error.decode(errors="replace").partition(" ")
-            self._channel.send(("start_failed", worker.generation, worker.local_rank, int(number), text, now))
+            failed = ("start_failed", worker.generation, worker.local_rank, int(number), text, worker.ended_at)
+            self._channel.send(failed)
         else:
-            requested = worker.stop_requested or worker.end_requested
-            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, requested, now))
+            self._send_exit(worker)
 
-    def _kill_descendants(self, spared_groups: set[int]) -> None:
-        """Kill all descendants outside these groups. Each death triggers another call, until none is left."""
+    def _send_exit(self, worker: _Worker) -> None:
+        requested = worker.stop_requested or worker.end_requested
+        where = (worker.generation, worker.local_rank)
+        self._channel.send(("exited", *where, worker.exit_code, requested, worker.ended_at))
+
+    def _kill_descendants(self, spared_groups: set[int], held: set[int]) -> None:
+        """Kill all descendants outside these groups, but no held worker and nothing below it or in its session.
+
+        Each death triggers another call, until none is left.
+        """
         if not os.path.exists("/proc/self/task"):  # descendants cannot be listed: signal the workers' groups instead
             for worker in self._workers.values():
-                if worker.pid not in spared_groups:
+                if worker.pid not in spared_groups | held:
                     _signal_group(worker.pid, signal.SIGKILL)
             return
         seen = {self._pid}
@@ -451,6 +495,9 @@ class Keeper:
                 self._warm_pool.receive()  # includes standbys announced meanwhile
                 spared = (spared | self._warm_pool.members()) - workers
                 below = [pid for pid in below if pid not in spared]
+            if held:
+                kept = held.union(*(descendants(pid) for pid in held))
+                below = [pid for pid in below if pid not in kept and _session_of(pid) not in held]
             if not below:
                 return
             seen.update(below)
@@ -463,8 +510,10 @@ class Keeper:
         self._is_fenced = False
         if self._clearing:
             generation, self._clearing, self._killing = self._clearing, 0, False
-            self._workers.clear()
-            self._channel.send(("cleared", generation))
+            self._workers = {pid: worker for pid, worker in self._workers.items() if worker.alive}
+            held = sorted(worker.local_rank for worker in self._workers.values())
+            self._held = []
+            self._channel.send(("cleared", generation, held))
 
     def _shut_down(self, deaths: int) -> None:
         """The agent is gone: kill everything below."""
@@ -483,7 +532,7 @@ class Keeper:
         while (left_s := until - time.monotonic()) > 0 and self._reap() and poll.poll(left_s * 1000):
             _drain(deaths)
         while self._reap():
-            self._kill_descendants(set())
+            self._kill_descendants(set(), set())
             if not poll.poll(_UNKILLABLE_WAIT_S * 1000):
                 break  # stuck in the kernel; init adopts it
             _drain(deaths)
@@ -637,6 +686,13 @@ def _signal_main_thread(pid: int, number: int) -> None:
 def _signal_group(leader: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
 
 
 def _group_of(pid: int) -> int:

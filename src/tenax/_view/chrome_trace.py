@@ -17,6 +17,7 @@ from tenax._view.text import cause_text, end_text
 
 _RUN_PID = 1
 _MAX_S = 1e12  # a damaged journal may contain any number; JSON readers must be able to represent the microseconds
+_ROUNDED_S = 1e-6
 _COLOURS = {  # reserved names of the format
     "waiting": "yellow",
     "starting": "thread_state_runnable",
@@ -24,6 +25,7 @@ _COLOURS = {  # reserved names of the format
     "working": "good",
     "stopping": "thread_state_iowait",
     "lost": "bad",
+    "hung": "bad",
     "hang": "bad",
     "draining": "thread_state_iowait",
     "failed": "terrible",
@@ -173,7 +175,7 @@ class _Trace:
 def phases_of(history: RunHistory) -> list[tuple[float, float, str, int]]:
     """Return start, end, kind and generation of every phase of the run, without gaps.
 
-    Lost time is placed at the end of its generation's training.
+    Lost time is placed at the end of its generation's training, hung time where it was.
     """
     found: list[tuple[float, float, str, int]] = []
     at = history.began_at
@@ -188,11 +190,16 @@ def phases_of(history: RunHistory) -> list[tuple[float, float, str, int]]:
 
     for each in history.generations:
         advance(each.formed_at, "waiting")
-        trained = each.formed_at + each.spent.starting_s
         ended = each.ended_at if each.ended_at is not None else end
-        advance(trained, "starting", each.number)
-        advance(ended - each.spent.lost_s, "training", each.number)
-        advance(ended, "lost", each.number)
+        left_s = [each.spent.starting_s, each.spent.training_s, each.spent.lost_s]
+        for since, until in (*each.hangs, (ended, ended)):
+            for index, kind in enumerate(("starting", "training", "lost")):
+                moment = min(at + left_s[index], since)
+                left_s[index] -= max(0.0, moment - at)
+                advance(moment, kind, each.number)
+            advance(ended if until is None else until, "hung", each.number)
+        if ended - at > _ROUNDED_S:
+            advance(ended, "training", each.number)
         if each.ended_at is not None:
             advance(each.settled_at if each.settled_at is not None else end, "stopping", each.number)
     if history.generations or history.goodput is not None:

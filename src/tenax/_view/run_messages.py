@@ -138,8 +138,10 @@ def _sent_message(send: Send) -> str:
         case HangFound(generation, report):
             from tenax._core.hang_report import reason_of
 
-            who = f"rank {report.locations[0].ranks[0]} " if report.locations else ""
-            return f"generation {generation} hangs: {who}{reason_of(report)}"
+            reason = reason_of(report)
+            if report.is_odd or report.workers == 1:
+                return f"generation {generation} hangs: rank {report.locations[0].ranks[0]} {reason}"
+            return f"generation {generation} hangs: {reason.removeprefix('hung: ')}"
         case HangOver(generation, why):
             return f"generation {generation} does not hang any more{f': {why}' if why else ''}"
         case Waiting(why):

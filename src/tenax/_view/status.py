@@ -6,7 +6,7 @@ update ages without a new request. Compact: a thousand nodes are a thousand shor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -24,8 +24,9 @@ from tenax._core.coordinator import (
 from tenax._core.diagnosis import diagnosis_of
 from tenax._core.hang_suspicion import describe_hang, describe_places
 from tenax._core.ledger import GenerationEntry, Goodput, Spent
-from tenax._core.messages import NodeDraining
+from tenax._core.messages import NodeDraining, WorkerProgress
 from tenax._core.model import Departure, Diagnosis, Failure, assert_never, failure_began_at
+from tenax._core.text import format_duration
 from tenax._view.cause import cause_of, related, what_happened
 from tenax._view.run_messages import RunMessages
 from tenax._view.text import kind_of
@@ -34,6 +35,10 @@ RecentStep = tuple[float, AnyCoordinatorEvent, list[Send]]
 
 _MAX_EVENTS = 100
 _MAX_FAILURES = 64
+_SLOW = 1.25  # a slow rank takes so many times as long for a step as the median of the others, ...
+_SLOW_S = 0.005  # ... and so much longer
+_OTHER_CPUS = 0.5  # without steps, a rank stands out if it uses so many CPUs more or less than the median of the others
+_MAX_SLOW = 4
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -41,7 +46,10 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeStatus(Value, frozen=True):
-    """One node and its workers: ``pids[i]``, ``steps[i]`` and ``phases[i]`` belong to local rank i."""
+    """One node and its workers: ``pids[i]``, ``steps[i]`` and the other tuples belong to local rank i.
+
+    A tuple is empty if it is not known for any worker.
+    """
 
     node_id: str
     name: str  # for display
@@ -55,6 +63,11 @@ class NodeStatus(Value, frozen=True):
     steps: tuple[int, ...] = ()  # the last reported step of each worker; -1: none
     phases: tuple[str, ...] = ()  # the reported phase of each worker, other than training
     step_at: float | None = None  # time of the last report
+    outputs: tuple[float, ...] = ()  # when each worker last wrote to stdout or stderr; 0: never, or not known
+    stepped: tuple[float, ...] = ()  # when each worker reported its last step; 0: never
+    step_s: tuple[float, ...] = ()  # the duration of the last steps of each worker; 0: not known
+    cpus: tuple[float, ...] = ()  # how many CPUs each worker used lately; -1: not known
+    gpus: tuple[float, ...] = ()  # how busy the GPU of each worker was lately, 0 to 1; -1: not known
     failed: tuple[int, ...] = ()  # local ranks
     is_coordinator: bool = False  # its agent hosts the coordinator
     why: str = ""  # why it left
@@ -105,6 +118,7 @@ class GenerationStatus(Value, frozen=True):
     ended_by: str = ""
     ended_why: str = ""
     spent: Spent = Spent()
+    hangs: tuple[tuple[float, float | None], ...] = ()  # since and until; None: until now, or until it ended
     first_step: int = -1
     last_step: int = -1
     lost_steps: int = 0
@@ -142,6 +156,7 @@ class RunStatus(Value, frozen=True, omit_defaults=False):
     hang: str = ""  # message about a suspected or confirmed hang: how long, and which ranks differ
     hang_since: float | None = None  # last progress before the hang, for viewers that update the duration
     hang_where: str = ""  # which ranks differ, and where they are
+    slow: tuple[str, ...] = ()  # messages about ranks that are slower than their peers
     stopped: tuple[int, ...] = ()  # ranks that tenax stopped in this generation
     left: tuple[NodeStatus, ...] = ()  # nodes that are no longer in the run: drained, left, lost
     mark: str = ""  # changes with every change of the status
@@ -157,6 +172,7 @@ def status_of(
     failed = {each.rank: each.local_rank for each in failures if each.is_own}
     recent = list(recent)
     draining = _draining_since(recent)
+    nodes = tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values())
     return RunStatus(
         run_id=settings.run_id,
         now=now + wall_offset,
@@ -171,7 +187,7 @@ def status_of(
         membership_changes=state.membership_changes,
         drains=state.drains,
         requests=state.requests,
-        nodes=tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values()),
+        nodes=nodes,
         generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
         generations_forgotten=state.ledger.forgotten,
         failures=failures[:_MAX_FAILURES],
@@ -186,6 +202,7 @@ def status_of(
         hang=describe_hang(state, now),
         hang_since=state.hang.since + wall_offset if state.hang is not None else None,
         hang_where=describe_places(state.hang) if state.hang is not None else "",
+        slow=slow_ranks(nodes) if isinstance(state.phase, Running) and state.hang is None else (),
     )
 
 
@@ -210,10 +227,16 @@ def _node(
     is_member = info.node_id in state.members and record.part is not None
     first_rank = record.part.first_global_rank if is_member and record.part is not None else -1
     slots = info.slots if record.progress else 0  # a node may claim any number, so allocate only if needed
-    steps, phases = [-1] * slots, [""] * slots
+    progress: list[WorkerProgress | None] = [None] * slots
     for each in record.progress:
         if 0 <= each.local_rank < slots:
-            steps[each.local_rank], phases[each.local_rank] = each.last_step, each.phase
+            progress[each.local_rank] = each
+    phases = tuple("" if each is None else each.phase for each in progress)
+    stepped = tuple(0.0 if each is None or each.last_step < 0 else each.last_at + wall_offset for each in progress)
+    outputs = tuple(0.0 if each is None or not each.output_at else each.output_at + wall_offset for each in progress)
+    step_s = tuple(0.0 if each is None else round(each.step_s, 6) for each in progress)
+    cpus = tuple(-1.0 if each is None or each.cpus is None else round(each.cpus, 2) for each in progress)
+    gpus = tuple(-1.0 if each is None or each.gpu is None else each.gpu for each in progress)
     last_at = max((each.last_at for each in record.progress if each.last_step >= 0), default=None)
     ranks = range(first_rank, first_rank + info.slots) if is_member else range(0)
     return NodeStatus(
@@ -226,12 +249,71 @@ def _node(
         rank=state.members[info.node_id] if is_member else -1,
         first_rank=first_rank,
         pids=record.pids,
-        steps=tuple(steps) if record.progress else (),
-        phases=tuple(phases) if any(phases) else (),
+        steps=tuple(-1 if each is None else each.last_step for each in progress) if any(stepped) else (),
+        phases=phases if any(phases) else (),
         step_at=None if last_at is None else last_at + wall_offset,
+        outputs=outputs if any(outputs) else (),
+        stepped=stepped if any(stepped) else (),
+        step_s=step_s if any(step_s) else (),
+        cpus=cpus if any(each >= 0 for each in cpus) else (),
+        gpus=gpus if any(each >= 0 for each in gpus) else (),
         failed=tuple(sorted(failed[rank] for rank in ranks if rank in failed)) if failed else (),
         is_coordinator=info.node_id == state.settings.serving_node or len(state.nodes) == state.settings.max_nodes == 1,
     )
+
+
+def slow_ranks(nodes: Sequence[NodeStatus]) -> tuple[str, ...]:
+    """Return messages about ranks that are slower than their peers: by their steps, or else by their GPUs or CPUs.
+
+    A rank is slow if its steps take a quarter longer than the median of the others. Without steps, a rank stands out if
+    it uses half a GPU, or if that is not known half a CPU, more or less than the median of the others: it computes
+    while they wait, or the other way round.
+    """
+    choices = (
+        (_by_rank(nodes, "step_s", 1e-9), _slow_steps),
+        (_by_rank(nodes, "gpus", 0.0), _other_gpu),
+        (_by_rank(nodes, "cpus", 0.0), _other_cpus),
+    )
+    values, describe = next(((values, text) for values, text in choices if len(values) > 1), ({}, _slow_steps))
+    if not values:
+        return ()
+    ordered = sorted(value for value, _ in values.values())
+    middle = (len(ordered) - 1) // 2
+    found = []
+    for rank, (value, name) in values.items():
+        of_others = ordered[middle] if value > ordered[middle] else ordered[middle + 1]  # the median without this one
+        if what := describe(value, of_others):
+            found.append(f"rank {rank} on {name} {what}")
+    # If many stand out, none does: the ranks have different work. Of two, both stand out.
+    is_rare = len(found) <= max(1, len(values) // 4) or len(values) == 2
+    return tuple(found[:_MAX_SLOW]) if is_rare else ()
+
+
+def _by_rank(nodes: Sequence[NodeStatus], field: str, least: float) -> dict[int, tuple[float, str]]:
+    return {
+        node.first_rank + local: (value, node.name)
+        for node in nodes
+        if node.first_rank >= 0 and node.state == "working"
+        for local, value in enumerate(getattr(node, field))
+        if value >= least
+    }
+
+
+def _slow_steps(seconds: float, peers_s: float) -> str:
+    is_slow = seconds > _SLOW * peers_s and seconds - peers_s > _SLOW_S
+    return f"takes {format_duration(seconds)} per step, the others {format_duration(peers_s)}" if is_slow else ""
+
+
+def _other_gpu(share: float, of_peers: float) -> str:
+    if abs(share - of_peers) < _OTHER_CPUS:
+        return ""
+    return f"uses {100 * share:.0f} % of its GPU, the others {100 * of_peers:.0f} %"
+
+
+def _other_cpus(cpus: float, of_peers: float) -> str:
+    if abs(cpus - of_peers) < _OTHER_CPUS:
+        return ""
+    return f"uses {100 * cpus:.0f} % of a CPU, the others {100 * of_peers:.0f} %"
 
 
 def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
@@ -272,6 +354,7 @@ def generation_status(entry: GenerationEntry, now: float, wall_offset: float) ->
         ended_by=entry.ended_by,
         ended_why=entry.ended_why,
         spent=entry.spent(now),
+        hangs=tuple((since + wall_offset, wall(until)) for since, until in entry.hangs),
         first_step=entry.first_step,
         last_step=entry.last_step,
         lost_steps=entry.lost_steps,

@@ -21,6 +21,7 @@ _PARTS = (
     ("starting_s", "starting"),
     ("waiting_s", "waiting"),
     ("stopping_s", "stopping"),
+    ("hung_s", "hung"),
     ("lost_s", "lost"),
 )
 _MAX_NAME = 60
@@ -46,7 +47,8 @@ def format_goodput(goodput: Goodput) -> str:
     if not 0 < total_s < float("inf"):  # infinite in a damaged journal
         return ""
     line = f"{percent(spent.training_s, total_s)} of {format_duration(total_s)} was training"
-    had_trouble = bool(goodput.to_detect.count or goodput.to_recover.count or goodput.lost_steps or spent.lost_s > 0)
+    failures = goodput.to_detect.count + goodput.to_recover.count
+    had_trouble = bool(failures or goodput.lost_steps or spent.lost_s + spent.hung_s > 0)
     if total_s < _SHORT_S and not had_trouble:
         return line
     parts = []

@@ -87,7 +87,7 @@ def _show_ended(error: RunHasEnded, *, as_json: bool) -> int:
 
 
 def _ask(job: Job, mark: str = "") -> RunStatus:
-    return job.ask(StatusRequest(mark, _WAIT_S if mark else 0.0), RunStatus)
+    return job.ask(StatusRequest(mark, _WAIT_S if mark else 0.0, with_activity=True), RunStatus)
 
 
 def is_terminal() -> bool:

@@ -36,6 +36,18 @@ _COLUMNS = (
 )
 
 
+_WORKER_COLUMNS = (
+    Column("RANK", 9, is_right=True),
+    Column("NODE", 4, min_width=10),
+    Column("LAST OUTPUT", 6, is_right=True),
+    Column("STEP", 7, is_right=True),
+    Column("LAST STEP", 8, is_right=True),
+    Column("PER STEP", 5, is_right=True),
+    Column("CPU", 3, is_right=True),
+    Column("GPU", 3, is_right=True),
+)
+
+
 class _Limits(msgspec.Struct, frozen=True):
     """Maximum number of entries in each list."""
 
@@ -90,6 +102,7 @@ def _lines(status: RunStatus, width: int, limits: _Limits, paint: Callable[[str,
         labelled = _labelled(label, text, width)
         lines += [paint(_RED, line) for line in labelled] if label == "hang" else labelled
     lines += ["", *_nodes(status, width, limits.nodes, paint)]
+    lines += _workers_table(status, width, limits.nodes, paint)
     lines += _failures(status, width, limits.failures, paint)
     if limits.events and status.events:
         lines += ["", paint(_BOLD, "last events")]
@@ -134,6 +147,7 @@ def _summary(status: RunStatus) -> list[tuple[str, str]]:
         entries.append(("generation", f"{began}: {plain(last.why)}" if last.why else began))
         if last.ended_why:
             entries.append(("ended", plain(last.ended_why)))
+    entries += [("slow", plain(each)) for each in status.slow]
     entries.append(("restarts", _restarts(status)))
     if line := format_goodput(status.goodput):
         entries.append(("time", line))
@@ -231,6 +245,51 @@ def _step(node: NodeStatus) -> str:
     phases = sorted({plain(phase) for phase in node.phases if phase})
     span = "" if not steps else str(steps[0]) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
     return " ".join((*filter(None, (span, *(cut(phase, 12) for phase in phases[:2]))),))
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def _workers_table(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
+    """Return what each worker did last, those first that did nothing for the longest time."""
+    if status.outcome:
+        return []
+    rows = [
+        (max(at for at in (_at(node.outputs, local), _at(node.stepped, local))), node, local)
+        for node in status.nodes
+        if node.first_rank >= 0 and (node.outputs or node.stepped or node.cpus)
+        for local in range(node.slots)
+    ]
+    if not rows:
+        return []
+    rows.sort(key=lambda row: (round(row[0]), row[1].first_rank + row[2]))
+    shown = rows[:most] if len(rows) > most + 1 else rows
+    titles, *lines = table(_WORKER_COLUMNS, [_worker(status, *row[1:]) for row in shown], width - len(_INDENT))
+    if len(shown) < len(rows):
+        lines.append(f"and {len(rows) - len(shown)} more, which did something later")
+    return ["", paint(_BOLD, "workers"), *(cut(_INDENT + line, width) for line in (titles, *lines))]
+
+
+def _worker(status: RunStatus, node: NodeStatus, local: int) -> tuple[str, ...]:
+    output_at, step_at, step_s = _at(node.outputs, local), _at(node.stepped, local), _at(node.step_s, local)
+    return (
+        str(node.first_rank + local),
+        plain(node.name),
+        f"{_age(status, output_at)} ago" if output_at else "none" if node.outputs else "",
+        f"{node.steps[local]:,}" if step_at else "",
+        f"{_age(status, step_at)} ago" if step_at else "",
+        format_duration(step_s) if step_s else "",
+        _share(_at(node.cpus, local, -1.0)),
+        _share(_at(node.gpus, local, -1.0)),
+    )
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0 else ""
+
+
+def _at(values: Sequence[float], local: int, default: float = 0.0) -> float:
+    return values[local] if local < len(values) else default
 
 
 # --- failures and events ----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ V2  START is reported once for each started worker, and every START has exactly 
     or UNHEALTHY if the worker may still be alive. The end comes before the next RENDEZVOUS.
 V3  A worker that could not be started is FAILED, without START.
 V4  A failure is reported once its evidence is complete, with the time at which the worker ended.
-V5  The last event is the agent's own, once: SUCCEEDED or FAILED.
+V5  The last event is the agent's own, once: SUCCEEDED or FAILED, with the diagnosis of the run.
 V6  With a watchdog, the first event is its start and the last but one its end. In between, each expired timer scope is
     reported, and each worker that is killed because of it.
 
@@ -138,8 +138,10 @@ class EventView:
         ended_at = max(worker.ended_at, self._started_at.get(worker.local_rank, 0.0))
         ran_ms = self._ran_ms(worker, ended_at)
         if failure is not None:
-            error = self._error(failure)
-            return self._of_worker("FAILED", ended_at, worker, ran_ms, exit_code=failure.exit_code, error=error)
+            error, more = self._error(failure), _cause(failure)
+            return self._of_worker(
+                "FAILED", ended_at, worker, ran_ms, exit_code=failure.exit_code, error=error, more=more
+            )
         if not worker.was_stopped and worker.exit_code == 0:
             return self._of_worker("SUCCEEDED", ended_at, worker, ran_ms, exit_code=0)
         more = {"why": self._why_ended}
@@ -182,7 +184,12 @@ class EventView:
                 "SUCCEEDED" if is_success else "FAILED",
                 duration_ms=_ms(self._began_at or 0.0, self._at),
                 error=error,
-                more={"outcome": verdict.outcome.value, "why": verdict.why, "signal": verdict.signal or None},
+                more={
+                    "outcome": verdict.outcome.value,
+                    "why": verdict.why,
+                    "signal": verdict.signal or None,
+                    **_first_cause(verdict),
+                },
                 restarts_used=max(verdict.restarts_used, self._state.restarts_used),
             )
         )
@@ -254,6 +261,31 @@ class EventView:
             group_world_size=part.group_world_size if part is not None else None,
             restarts_used=state.restarts_used if restarts_used is None else restarts_used,
         )
+
+
+def _cause(failure: Failure) -> dict[str, object]:
+    """Return what the worker did and why, in the words of the report."""
+    from tenax._view.cause import cause_of, what_happened
+
+    cause = cause_of(failure)
+    return {"cause": cause.kind, "what": what_happened(failure), "is_consequence": cause.is_consequence}
+
+
+def _first_cause(verdict: Verdict) -> dict[str, object]:
+    """Return the diagnosis: the first cause, and how many workers failed by themselves and as a consequence."""
+    from tenax._view.cause import related
+
+    found = related(verdict)
+    if not verdict.failures:
+        return {}
+    details: dict[str, object] = {
+        "failed": len(verdict.failures) - len(found.victims),
+        "consequences": len(found.victims),
+    }
+    if found.first is not None:
+        who = {"rank": found.first.global_rank, "host": found.first.host}
+        details["first_cause"] = who | _cause(found.first)
+    return details
 
 
 def _ms(since: float, until: float) -> float:

@@ -49,12 +49,11 @@ _OF_TENAX = (
     ("forming_ms", DURATION, "From being ready until a generation was formed."),
     ("recovery_ms", DURATION, "From the first failure until workers run again, over as many attempts as it took."),
     ("membership_change_ms", DURATION, "The same for a generation that ended because a node came or went."),
-    ("worker_failures.{kind}", COUNTER, "Workers of this node that failed by themselves."),
+    ("worker_failures.{kind}", COUNTER, "Workers of this node that failed by themselves, by cause."),
     ("run_ended.{outcome}", COUNTER, "1 when the run is over for this node."),
 )
 
 STATES = ("healthy", "failed", "stopped", "succeeded", "unknown")
-FAILURE_KINDS = ("not_started", "late", "out_of_memory", "exception", "signal", "exit_code", "result")
 
 MEASURED = (
     *(

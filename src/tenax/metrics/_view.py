@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tenax._core import commands, messages
+from tenax._core import commands
 from tenax._core.agent import AgentState, Phase
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
-from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict, WorkerPhase, assert_never
+from tenax._core.model import AgentSettings, Assignment, Diagnosis, Outcome, Verdict, WorkerPhase, assert_never
 from tenax.metrics.api import TORCHELASTIC, MetricData
 
 TENAX = "tenax"
@@ -49,7 +49,8 @@ class MetricView:
         self._remaining_restarts: int | None = None
         self._restarts_used = 0
         self._is_running = False
-        self._counted = 0  # the last generation whose failures were reported
+        self._remembered = 0  # the last generation whose failures were ...
+        self._failed: tuple[int, range, Diagnosis] | None = None  # ... not yet counted, with the ranks of this node
         self._at = 0.0
         self._found: list[MetricData] = []
 
@@ -65,20 +66,19 @@ class MetricView:
             self._put("running", 0, TENAX)  # covers the time before the first generation
         for command in sent:
             if isinstance(command, commands.StartWorkers):
+                self._count_failures()
                 self._generation_formed(command.assignment)
         self._check_starting(state)
         if before is Phase.RUNNING and state.phase is not Phase.RUNNING:
             self._stopped_running(state)
         self._check_stopping(before, state)
         self._check_worker_state(state)
-        if any(
-            isinstance(each, commands.SendMessage) and isinstance(each.message, messages.NodeStopped) for each in sent
-        ):
-            self._count_failures(state)
         if state.phase is Phase.JOINING and before is not Phase.JOINING:
+            self._remember_failures(state)
             self._joining(before, state)
         if state.verdict is not None:
-            self._count_failures(state)
+            self._remember_failures(state)
+            self._count_failures(state.verdict)
             self._ended(state.verdict)
         return self._found
 
@@ -152,12 +152,27 @@ class MetricView:
             self._put_of_workers(now, 1)
             self._worker_state = now
 
-    def _count_failures(self, state: AgentState) -> None:
-        """Count failures once per generation, after the evidence is complete (exception or exit code)."""
-        if state.generation > self._counted:
-            self._counted = state.generation
-            for failure in state.failures:
-                self._put(f"worker_failures.{failure_kind(failure)}", 1, TENAX)
+    def _remember_failures(self, state: AgentState) -> None:
+        """Keep what this node knows of the failures of a generation, until more is known or the next one is formed."""
+        if state.generation > self._remembered:
+            self._remembered = state.generation
+            first_rank = state.assignment.first_global_rank if state.assignment is not None else 0
+            ranks = range(first_rank, first_rank + self._settings.local_world_size)
+            self._failed = state.generation, ranks, Diagnosis(failures=tuple(state.failures))
+
+    def _count_failures(self, verdict: Verdict | None = None) -> None:
+        """Count the workers of this node that failed by themselves: by the verdict, if it is about their generation."""
+        if self._failed is None:
+            return
+        from tenax._view.cause import cause_of, related
+
+        (generation, ranks, diagnosis), self._failed = self._failed, None
+        if verdict is not None and verdict.generation == generation and verdict.failures:
+            diagnosis = verdict
+        found = related(diagnosis)
+        for failure in (*((found.first,) if found.first is not None else ()), *found.same, *found.others):
+            if failure.global_rank in ranks:
+                self._put(f"worker_failures.{cause_of(failure).kind}", 1, TENAX)
 
     def _check_budget(self, restarts_used: int, *, is_new: bool = False) -> None:
         if is_new or restarts_used != self._restarts_used:
@@ -229,19 +244,3 @@ def _worker_state(state: AgentState) -> str:
             return ""
         case _:
             return assert_never(state.phase)
-
-
-def failure_kind(failure: Failure) -> str:
-    """Return one word for how a worker failed."""
-    evidence = failure.evidence
-    if failure.pid == 0 and failure.reason:
-        return "not_started"
-    if failure.was_late:
-        return "late"
-    if evidence.out_of_memory:
-        return "out_of_memory"
-    if evidence.error_type or evidence.raised_at is not None:
-        return "exception"
-    if failure.exit_code < 0:
-        return "signal"
-    return "exit_code" if failure.exit_code else "result"

@@ -53,7 +53,14 @@ class InvariantChecker:
     def __init__(self, state: AgentState) -> None:
         self._started = state.generation  # the last generation whose workers were started
         self._occupied = not state.cleared  # processes of the last generation may be alive
-        self._clearing = state.last.stop.rung >= Rung.CLEARING  # ClearNode or KillNode was issued
+        rung = state.last.stop.rung
+        self._clearing = rung is Rung.HELD or rung >= Rung.CLEARING  # ClearNode or KillNode was issued ...
+        held = set(state.last.held())
+        self._spared = held if rung is Rung.HELD else set()  # ... and these local ranks were to stay
+        self._held = held.copy() if state.cleared else set()  # local ranks that stayed
+        self._acknowledged = held.copy()  # local ranks that acknowledged the end of their generation
+        self._is_ended_here = rung >= Rung.HOLDING  # HoldWorkers was issued
+        self._pending = state.formed.assignment.generation if state.formed is not None else 0  # formed, not started
         self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # with an expired scope
         self._is_wanted = state.last.hang.request is not None  # the coordinator has requested stacks
         self._is_quiet = state.last.hang.quiet is not None  # as last sent
@@ -71,13 +78,16 @@ class InvariantChecker:
         self._check_silence(state, event, commands)
         if self._ended:
             return
-        if self._clearing and isinstance(event, events.NodeCleared) and event.generation == self._started:
-            self._occupied = False
+        if isinstance(event, events.NodeCleared) and self._is_clear_after(event):
+            self._occupied, self._held = False, set(event.held)
+        self._follow_acknowledgements(event)
         if isinstance(event, events.ScopeExpired) and event.generation == self._started and event.signal > 0:
             self._late.add(event.local_rank)
         if isinstance(event, events.StacksRequested) and event.generation == self._started:
             self._is_wanted = True
-        formed = event.assignment.generation if isinstance(event, events.GenerationFormed) else 0
+        formed = event.assignment.generation if isinstance(event, events.GenerationFormed) else self._pending
+        if not self._occupied and self._pending and state.generation == self._pending and not _starts(commands):
+            self._started, self._held = state.generation, set()  # it ended before it could start here
         for command in commands:
             check_text(command.message if isinstance(command, command_types.SendMessage) else command)
             self._check_command(state, command, formed)
@@ -93,7 +103,24 @@ class InvariantChecker:
             raise InvariantBroken(f"A4: a verdict while {state.phase.value}")
         self._remember(state)
 
+    def _is_clear_after(self, event: events.NodeCleared) -> bool:
+        is_last_reply = self._clearing and event.generation == self._started and set(event.held) == self._spared
+        return is_last_reply and self._spared <= self._acknowledged
+
+    def _follow_acknowledgements(self, event: AnyEvent) -> None:
+        """Follow which workers are held. One that exits or loses its channel may leave processes behind."""
+        if getattr(event, "generation", 0) != self._started:
+            return
+        if isinstance(event, events.WorkerHeld) and self._is_ended_here:
+            self._acknowledged.add(event.local_rank)
+        elif isinstance(event, events.WorkerExited | events.WorkerOptedOut | events.WorkerStartFailed):
+            self._acknowledged.discard(event.local_rank)
+            if event.local_rank in self._held:
+                self._held.discard(event.local_rank)
+                self._occupied = True
+
     def _remember(self, state: AgentState) -> None:
+        self._pending = state.formed.assignment.generation if state.formed is not None else 0
         self._generation = state.generation
         self._rung = state.last.stop.rung
         self._ended = state.phase is Phase.ENDED
@@ -101,7 +128,10 @@ class InvariantChecker:
             self._written = _encode(state)
 
     def _is_of_another_generation(self, event: AnyEvent) -> bool:
-        return getattr(event, "generation", self._generation) != self._generation
+        generation = getattr(event, "generation", self._generation)
+        if isinstance(event, events.GenerationEnded | events.Fenced) and generation == self._pending:
+            return False
+        return bool(generation != self._generation)
 
     def _check_silence(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Check that events without effect change nothing and issue no command."""
@@ -114,8 +144,10 @@ class InvariantChecker:
 
     def _check_command(self, state: AgentState, command: AnyCommand, formed: int) -> None:
         match command:
-            case command_types.StartWorkers(assignment):
+            case command_types.StartWorkers(assignment, survivors):
                 generation = assignment.generation
+                if set(survivors) != self._held:
+                    raise InvariantBroken(f"A1: {survivors} survive in generation {generation}, held: {self._held}")
                 if self._occupied:
                     raise InvariantBroken(f"A1: generation {generation} starts on a node that is not clear")
                 if generation <= self._started:
@@ -124,7 +156,8 @@ class InvariantChecker:
                     raise InvariantBroken(f"A2: generation {generation} starts, but was not formed")
                 self._started = generation
                 self._occupied = True
-                self._clearing = False
+                self._clearing = self._is_ended_here = False
+                self._held, self._spared, self._acknowledged = set(), set(), set()
                 self._late = set()
                 self._is_wanted = self._is_quiet = self._is_hang_reported = False
             case command_types.DumpStacks(generation):
@@ -140,8 +173,23 @@ class InvariantChecker:
             case command_types.EndWorker(generation, local_rank):
                 if generation != self._started or local_rank not in self._late:
                     raise InvariantBroken(f"A10: {command}, but no scope of that worker has expired")
-            case command_types.ClearNode() | command_types.KillNode():
-                self._clearing = True
+            case command_types.HoldWorkers(generation):
+                if generation != self._started or self._is_ended_here:
+                    raise InvariantBroken(f"A8: {command}, but its end was already sent")
+                self._is_ended_here = True
+            case command_types.StopWorker(generation, local_rank):
+                if generation != self._started or not self._is_ended_here or local_rank in self._held:
+                    raise InvariantBroken(f"A10: {command}, but it was not to be held, or is held")
+            case command_types.SignalWorkers():
+                self._occupied, self._held = True, set()
+                self._clearing = False  # a reply that comes now is to an earlier command
+            case command_types.ClearNode(held=held):
+                if not set(held) <= self._acknowledged:
+                    raise InvariantBroken(f"A1: {command}, but only {self._acknowledged} acknowledged the end")
+                self._clearing, self._spared = True, set(held)
+            case command_types.KillNode():
+                self._clearing, self._spared = True, set()
+                self._occupied, self._held = self._occupied or bool(self._held), set()
             case command_types.SendMessage(message):
                 self._check_message(state, message)
 
@@ -149,6 +197,10 @@ class InvariantChecker:
         what = type(message).__name__
         if self._occupied and isinstance(message, messages.NodeReady | messages.NodeStopped | messages.NodeSucceeded):
             raise InvariantBroken(f"A3: {what} while processes may be alive")
+        if isinstance(message, messages.NodeReady) and message.held != len(self._held):
+            raise InvariantBroken(f"A3: ready with {message.held} held workers, which are {self._held}")
+        if isinstance(message, messages.NodeStopped) and len(message.held) != len(self._held):
+            raise InvariantBroken(f"A3: stopped with held ranks {message.held}, held locally: {self._held}")
         if isinstance(message, messages.WorkersRunning) and not self._occupied:
             raise InvariantBroken("A3: WorkersRunning on a node that is clear")
         if isinstance(message, messages.NodeSucceeded) and not _all_succeeded(state):
@@ -174,8 +226,9 @@ class InvariantChecker:
     def _check_deadlines(state: AgentState) -> None:
         """Check that exactly the events being waited for have a deadline."""
         awaited = set()
-        if state.phase in (Phase.STOPPING, Phase.CLOSING) and not state.cleared:
-            awaited.add(Deadline.ABANDON if state.last.stop.rung is Rung.KILLED else Deadline.GRACE)
+        if state.phase in (Phase.STOPPING, Phase.CLOSING, Phase.JOINING) and not state.cleared:
+            by_rung = {Rung.KILLED: Deadline.ABANDON, Rung.HOLDING: Deadline.HOLD}
+            awaited.add(by_rung.get(state.last.stop.rung, Deadline.GRACE))
         if state.phase is Phase.STOPPING and state.last.examination.ranks:
             awaited.add(Deadline.EXAMINE)
         if (
@@ -196,7 +249,7 @@ class InvariantChecker:
     def _check_verdict(self, verdict: Verdict | None) -> None:
         if verdict is None:
             raise InvariantBroken("A4: ended without a verdict")
-        if self._occupied and verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
+        if (self._occupied or self._held) and verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
             raise InvariantBroken(f"A5: {verdict.outcome.value} while processes may be alive")
         if verdict.outcome is Outcome.FAILED and not verdict.failures:
             raise InvariantBroken("A6: failed, but no worker failed")
@@ -207,6 +260,10 @@ class InvariantChecker:
             raise InvariantBroken(f"A6: ranks {sorted(both)} both failed and were stopped")
         if verdict.outcome is Outcome.SUCCEEDED and verdict.failures:
             raise InvariantBroken("A6: succeeded, but a worker failed")
+
+
+def _starts(commands: list[AnyCommand]) -> bool:
+    return any(isinstance(command, command_types.StartWorkers) for command in commands)
 
 
 def _all_succeeded(state: AgentState) -> bool:

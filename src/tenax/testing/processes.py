@@ -37,6 +37,7 @@ class FakeWorker:
         self.pid = pid
         self.launch = launch
         self.is_alive = True
+        self.exit_code = 0
         self.was_stopped = False  # signalled together with all workers
         self.was_signalled = False  # signalled alone
         self.shows_stacks = True
@@ -68,6 +69,7 @@ class FakeProcesses(Watchable):
         self._reader = self._writer = -1
         self._clearing = 0
         self._killing = False
+        self._held: set[int] = set()  # local ranks that stay when the node is cleared
         self.held_s = 0.0  # the last lease passed to ``hold``; 0: no limit
         self._is_lease_over = False
 
@@ -165,15 +167,27 @@ class FakeProcesses(Watchable):
             worker.was_signalled = True
             self._deliver(worker, number)
 
-    def clear(self, generation: int) -> None:
-        self._clearing = generation
+    def adopt(self, generation: int, local_rank: int, following: int) -> None:
+        worker = self.workers.pop((generation, local_rank))
+        worker.generation = following
+        self.workers[following, local_rank] = worker
+        if worker.is_alive:
+            worker.was_stopped = worker.was_signalled = False
+            self._queue(events.WorkerStarted(following, local_rank, worker.pid))
+        else:
+            by_agent = worker.was_stopped or worker.was_signalled
+            code = worker.exit_code
+            self._queue(events.WorkerExited(following, local_rank, code, before_stop=not by_agent))
+
+    def clear(self, generation: int, held: tuple[int, ...] = ()) -> None:
+        self._clearing, self._held = generation, set(held)
         for worker in self._of(generation):
             if worker.was_stopped:
                 worker.children = [child for child in worker.children if not child.in_group or child.ignores_term]
         self._settle()
 
     def kill(self, generation: int) -> None:
-        self._clearing, self._killing = generation, True
+        self._clearing, self._killing, self._held = generation, True, set()
         self._settle()
 
     def keep(self, name: str, descriptor: int) -> None:
@@ -227,7 +241,7 @@ class FakeProcesses(Watchable):
 
     def _end(self, worker: FakeWorker, exit_code: int) -> None:
         assert worker.is_alive, f"the worker with local rank {worker.local_rank} is dead already"
-        worker.is_alive = False
+        worker.is_alive, worker.exit_code = False, exit_code
         by_agent = worker.was_stopped or worker.was_signalled
         self._queue(events.WorkerExited(worker.generation, worker.local_rank, exit_code, before_stop=not by_agent))
 
@@ -235,6 +249,7 @@ class FakeProcesses(Watchable):
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):
             return
         self._queue(events.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
+        self._held = set()
         for worker in self.workers.values():
             worker.children.clear()
             if worker.is_alive:
@@ -247,10 +262,18 @@ class FakeProcesses(Watchable):
         if not self._clearing:
             return
         for worker in self.workers.values():
+            if worker.is_alive and worker.local_rank in self._held:
+                continue
             is_spared = worker.was_stopped and not self._killing
             worker.children = [child for child in worker.children if is_spared and child.in_group]
             if worker.is_alive and not is_spared:
                 self._deliver(worker, signal.SIGKILL)
-        if not any(worker.is_alive or worker.children for worker in self.workers.values()):
+        held = tuple(sorted(each.local_rank for each in self.workers.values() if each.is_alive and self._is_held(each)))
+        others = [worker for worker in self.workers.values() if not (worker.is_alive and self._is_held(worker))]
+        if not any(worker.is_alive or worker.children for worker in others):
             generation, self._clearing, self._killing = self._clearing, 0, False
-            self._queue(events.NodeCleared(generation))
+            self._held = set()
+            self._queue(events.NodeCleared(generation, held))
+
+    def _is_held(self, worker: FakeWorker) -> bool:
+        return worker.local_rank in self._held

@@ -88,8 +88,12 @@ class RunChecker:
         self._clear: set[str] = set()  # reported to be clear, and have no assignment since
         self._newly_clear = ""
         self._at_work: dict[str, int] = {}  # nodes whose workers may be alive, and their generation
+        self._holding: dict[str, int] = {}  # clear nodes that hold workers, and how many
+        self._stopping_held: set[str] = set()  # nodes that were sent to stop them
+        self._keeps_survivors = True  # after the last generation
         self._draining: set[str] = set()
-        self._superseded: set[str] = set()  # replaced nodes whose workers may be alive
+        self._superseded: set[str] = set()  # replaced or refused nodes whose workers may be alive
+        self._refused: set[str] = set()  # those that were refused when they joined
         self._known: dict[str, int] = {}  # the last generation that a node reported or was sent
         self._latest = 0  # the greatest known generation
         self._store = ""  # of that generation
@@ -138,6 +142,8 @@ class RunChecker:
         self._check_ending(state, event, sends, must_end)
         if self._last is not None and step.decision is not None:
             self._last.decision = step.decision
+            self._keeps_survivors &= getattr(step.decision, "keeps_survivors", True)
+        self._follow_second_stops(state, event, sends)
         self._check_ledger(state, event)
         self._check_forming(state, event, sends)
         if isinstance(state.phase, run.Over):
@@ -170,11 +176,14 @@ class RunChecker:
             return True
         if isinstance(message, messages.NodeReady):
             return not self._known[node_id] <= message.generation <= self._latest
-        generation = getattr(message, "generation", None)
-        if generation is None:
+        if isinstance(message, messages.NodeLeft) or self._is_current(node_id, message.generation):
             return False
+        has_stopped = isinstance(message, messages.NodeStopped | messages.NodeSucceeded)
+        return not has_stopped or node_id not in self._superseded or message.generation < self._known[node_id]
+
+    def _is_current(self, node_id: str, generation: int) -> bool:
         is_its_last = generation == self._latest == self._known[node_id]
-        return self._last is None or not is_its_last or not self._last.has(node_id)
+        return is_its_last and self._last is not None and self._last.has(node_id)
 
     def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         """Check that only an operator's request drains a node, and that it has no other immediate effect."""
@@ -241,7 +250,7 @@ class RunChecker:
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
             case run.RestartRequested() if self._phase is run.Running:
-                must_end = True
+                must_end, self._keeps_survivors = True, False
                 if self._last is not None:
                     self._last.is_requested = True
             case run.Received(message=messages.NodeJoined() as joined):
@@ -284,8 +293,11 @@ class RunChecker:
         if isinstance(message, messages.NodeLeft):
             return self._go(node_id, is_loss=not message.is_clear)
         if isinstance(message, messages.NodeReady):
-            return self._become_clear(node_id)
-        assert last is not None, "messages about other generations were handled before"
+            return self._become_clear(node_id, message.held)
+        assert not isinstance(message, messages.NodeJoined), "handled before"
+        if last is None or not self._is_current(node_id, message.generation):
+            self._go(node_id, is_loss=True)  # a superseded node has stopped; other such messages were handled before
+            return False
         match message:
             case messages.FailureSeen(failure=failure):
                 self._note_failures(last, {failure.global_rank})
@@ -312,11 +324,13 @@ class RunChecker:
         last.failed |= ranks
         self._failed |= ranks
 
-    def _become_clear(self, node_id: str) -> bool:
-        if node_id in self._clear:
-            return False
+    def _become_clear(self, node_id: str, held: int) -> bool:
         if node_id in self._superseded:
             return self._go(node_id, is_loss=True)
+        self._holding[node_id] = held
+        if node_id in self._clear or (held and node_id in self._stopping_held):
+            return False
+        self._stopping_held.discard(node_id)
         self._newly_clear = node_id
         self._clear.add(node_id)
         self._at_work.pop(node_id, None)
@@ -327,14 +341,33 @@ class RunChecker:
         last.is_lost = True
         return True
 
+    def _follow_second_stops(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
+        """Follow nodes that are clear, but must stop the workers that they hold."""
+        message = event.message if isinstance(event, run.Received) else None
+        newcomer = message.node.node_id if isinstance(message, messages.NodeJoined) else ""
+        for send in sends:
+            if isinstance(send.event, events.GenerationEnded) and send.event.stops:
+                for node_id in (self._clear & set(send.to)) - {newcomer}:  # that is the answer to what it reported
+                    if self._keeps_survivors or not self._holding.get(node_id):
+                        raise InvariantBroken(f"C4: {node_id} must stop held workers, which survive, or has none")
+                    self._clear.discard(node_id)
+                    self._stopping_held.add(node_id)
+                    self._at_work[node_id] = send.event.generation
+        kept = {each for each in self._clear if self._holding.get(each)} if not self._keeps_survivors else set()
+        if kept and not isinstance(state.phase, run.Over | run.Recovering):
+            raise InvariantBroken(f"C4: {_names(kept)} hold workers, but the policy does not keep them")
+
     def _go(self, node_id: str, *, is_loss: bool) -> bool:
         """Remove a node that left or was lost."""
+        self._holding.pop(node_id, None)
+        self._stopping_held.discard(node_id)
         del self._here[node_id], self._known[node_id]
         self._clear.discard(node_id)
         self._at_work.pop(node_id, None)
         is_drain = not is_loss or node_id in self._draining
         self._draining.discard(node_id)
         self._superseded.discard(node_id)
+        self._refused.discard(node_id)
         last = self._last
         if last is not None and node_id in last.done:
             last.away.add(node_id)
@@ -384,6 +417,7 @@ class RunChecker:
         self._here[node_id] = joined.node
         self._known[node_id] = self._at_work[node_id] = joined.generation
         self._superseded.add(node_id)
+        self._refused.add(node_id)
         if joined.generation <= self._latest:
             return False
         self._store = joined.store
@@ -536,6 +570,7 @@ class RunChecker:
     def _check_notified(self, last: _Generation, sends: list[Send]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
         members = {each for each in members if self._known[each] == last.number} - last.away
+        members -= self._refused  # this has stopped their workers
         unnotified = members - _notified_of_end(sends, last.number)
         if unnotified:
             raise InvariantBroken(f"C5: generation {last.number} ended, but {_names(unnotified)} were not notified")
@@ -585,7 +620,7 @@ class RunChecker:
         spent = state.ledger.spent(now)
         if abs(spent.total_s - passed_s) > _SAME_S + 1e-12 * abs(now):
             raise InvariantBroken(f"L1: {passed_s:.9g} s have passed, but the ledger has {spent}")
-        if min(spent.waiting_s, spent.starting_s, spent.training_s, spent.stopping_s, spent.lost_s) < 0:
+        if min(getattr(spent, name) for name in spent.__struct_fields__) < 0:
             raise InvariantBroken(f"L1: a sum is negative: {spent}")
 
     # --- a generation forms -------------------------------------------------------------------------------------------
@@ -626,6 +661,7 @@ class RunChecker:
         self._latest, self._store = number, next(iter(parts.values())).store
         last = self._last = _Generation(number)
         self._quiet, self._is_hang_reported = set(), False
+        self._keeps_survivors = True
         last.parts = parts
         last.ranks = {node_id: part.group_rank for node_id, part in parts.items()}
         last.expected = len(parts)
@@ -754,7 +790,7 @@ class RunChecker:
             is_right = not failed and not stopped
         elif verdict.outcome is Outcome.FAILED:
             reported = self._last.failed if self._last is not None else set()
-            count = min(len(reported), _MAX_REPORTED - len(failed - own))
+            count = min(len(reported - (failed - own)), _MAX_REPORTED - len(failed - own))
             is_right = bool(own) and own <= reported and len(own) == count
         else:
             is_right = own <= self._failed

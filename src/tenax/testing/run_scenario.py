@@ -34,15 +34,15 @@ the coordinator sends them.
       0 of 2`` or ``after generation 3 as 0 of 2``, ``with its store at HOST:PORT`` and ``restarts used 1``. Default:
       one slot, on a host with the node's name, for the run's number of nodes, with the coordinator's clock and the
       store of its generation.
-    - ``node a ready`` (``..., store at HOST:PORT``) (``..., served by the agent``); ``nodes a, b up`` is short for
-      joined (with the same options) and ready
+    - ``node a ready`` (``..., store at HOST:PORT``) (``..., served by the agent``) (``..., 2 held``: it holds workers);
+      ``nodes a, b up`` is short for joined (with the same options) and ready
     - ``node a failed: rank 1 exited 3``, ``... rank 1 killed by SIGSEGV``; may be followed by ``, seen at TIME`` and
       ``, raised at TIME``, on the coordinator's clock, and ``, MESSAGE``
     - ``node a stopped`` (``..., cut off``: its lease expired); a colon may be followed by failures as above and
-      ``rank 0 stopped``, separated by semicolons
-    - ``nodes a, b running``: all their workers were started; ``node a at step 9`` (``node a at steps 3 to 9``);
-      ``..., since 12`` and ``..., until 15`` are the times of the first and the last step on the coordinator's clock;
-      default: now
+      ``rank 0 stopped`` or ``rank 0 held``, separated by semicolons
+    - ``nodes a, b running`` (``..., 2 survived``): all their workers were started; ``node a at step 9`` (``node a at
+      steps 3 to 9``); ``..., since 12`` and ``..., until 15`` are the times of the first and the last step on the
+      coordinator's clock; default: now
     - ``nodes a, b stopped and ready``, ``node a succeeded``
     - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy: WHY``, ``node a sent stacks,
       suspicion 1: rank 0 in FUNCTION; rank 1 not known, WHY``
@@ -282,10 +282,11 @@ class _Node:
         match kind:
             case "ready":
                 port = int(fields["port"] or 0)
-                return messages.NodeReady(generation, fields["host"], port, bool(fields["agent"]))
+                held = int(fields["held"] or 0)
+                return messages.NodeReady(generation, fields["host"], port, bool(fields["agent"]), held=held)
             case "running":
                 pids = range(100 * generation, 100 * generation + self.joined.node.slots)
-                return messages.WorkersRunning(generation, tuple(pids))
+                return messages.WorkersRunning(generation, tuple(pids), int(fields["survivors"] or 0))
             case "step":
                 return self._progress(fields, generation, now)
             case "failed":
@@ -336,15 +337,18 @@ class _Node:
     def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> messages.NodeStopped:
         failures: list[Failure] = []
         stopped: list[Stopped] = []
+        held: list[int] = []
         for end in ends.split("; ") if ends else []:
-            other = re.fullmatch(r"rank (\d+) stopped", end)
+            other = re.fullmatch(r"rank (\d+) (stopped|held)", end)
             if other is None:
                 failures.append(self._failure(end, generation, now))
+            elif other[2] == "held":
+                held.append(int(other[1]))
             else:
                 rank = int(other[1])
                 stopped.append(Stopped(rank - self.first_rank, rank, 100 * generation + rank, -_SIGTERM))
         sent_at = now + self.clock_ahead_s
-        return messages.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off)
+        return messages.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off, tuple(held))
 
     def _failure(self, text: str, generation: int, now: float) -> Failure:
         """Parse a failure, with its times on the node's clock."""
@@ -391,8 +395,9 @@ _CLAUSES = {
     "work": r"(?P<how>running|done with|after) generation (?P<generation>\d+)(?: as (?P<rank>\d+) of (?P<size>\d+))?",
 }
 _MESSAGES = {
-    "ready": rf"ready(?:, store at (?P<host>{_NAME}):(?P<port>\d+))?(?P<agent>, served by the agent)?",
-    "running": r"running",
+    "ready": rf"ready(?:, store at (?P<host>{_NAME}):(?P<port>\d+))?(?P<agent>, served by the agent)?"
+    r"(?:, (?P<held>\d+) held)?",
+    "running": r"running(?:, (?P<survivors>\d+) survived)?",
     "step": rf"at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, since (?P<since>{_NUMBER}))?"
     rf"(?:, until (?P<until>{_NUMBER}))?",
     "failed": r"failed: (?P<failure>.+)",
@@ -442,8 +447,11 @@ def describe_send(send: Send, state: CoordinatorState) -> list[str]:
     match send.event:
         case events.GenerationFormed():
             return [to + _describe_formed(send.event, state.nodes[send.to[0]].info.slots)]
-        case events.GenerationEnded(generation, why, is_late):
-            return [f"{to}generation {generation} ended{', late' if is_late else ''}: {why}"]
+        case events.GenerationEnded(generation, why, is_late, stops=stops):
+            # Only nodes that hold workers can tell the difference.
+            is_shown = stops and any(state.nodes[each].offer.held for each in send.to if each in state.nodes)
+            how = f"{', late' if is_late else ''}{', stops' if is_shown else ''}"
+            return [f"{to}generation {generation} ended{how}: {why}"]
         case events.RunEnded(verdict):
             details = [*describe_verdict(verdict), *_describe_goodput(verdict.goodput)]
             return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *details]
@@ -487,9 +495,10 @@ def _ranks(first: int, count: int) -> str:
 
 def _describe_goodput(goodput: Goodput | None) -> list[str]:
     """Describe how the time was spent, if workers were reported to be running."""
-    if goodput is None or not goodput.spent.training_s + goodput.spent.lost_s:
+    if goodput is None or not goodput.spent.training_s + goodput.spent.lost_s + goodput.spent.hung_s:
         return []
-    parts = [f"{name.removesuffix('_s')} {format_time(getattr(goodput.spent, name))} s" for name in _SPENT]
+    seconds = {name: getattr(goodput.spent, name) for name in _SPENT}
+    parts = [f"{name.removesuffix('_s')} {format_time(s)} s" for name, s in seconds.items() if s or name != "hung_s"]
     if goodput.lost_steps:
         parts.append(f"lost steps {goodput.lost_steps}")
     for what, mean in (("detected", goodput.to_detect), ("recovered", goodput.to_recover)):

@@ -30,28 +30,33 @@ Lines that are not indented are the script; blank lines and lines that begin wit
 
     - ``run requested``
     - ``generation 1 formed`` (``..., ranks from 4``) (``..., restarts used 2``), ``generation 1 ended: REASON``
-      (``... ended, late: REASON``: the next generation is running already)
+      (``... ended, late: REASON``: the next generation is running already; ``... ended, stops: REASON``: held workers
+      stop as well)
     - ``run ended: OUTCOME, WHY`` (``run ended, sent at TIME: ...``: with that time on the coordinator's clock).
       The verdict names the failures that this node sent or, if there are none and the outcome is ``failed``, one of
       another node.
     - ``join refused: REASON``, ``waiting: TEXT``, ``fenced: WHY``
     - ``leave requested: WHY``: an operator drains this node
     - ``leave noticed from HOST: WHY`` and ``notice: WHY``; ``, in 120 s`` may precede the colon
+    - ``worker 0 opted in`` (``..., timeout 3 s``; default 5 s), ``worker 0 held`` (``... at step 9``),
+      ``worker 0 opted out: WHY``; ``workers opted in`` is short for all of them
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; the colon may be preceded by
       ``, before the stop`` (the stop request had not reached it) and ``, error written`` (it left an error file)
+    - ``worker 0 raised``: it is being stopped, and has written an uncaught exception to its error file
     - ``worker 0 examined`` (``..., raised at TIME``) (``..., with stacks``) (``...: MESSAGE``)
     - ``worker 0 did not leave SCOPE within SECONDS s, SIGNAL`` (without a signal: it is only reported), and
       ``worker 0 refused its stacks: WHY``
     - ``worker 0 at step 9`` (``worker 0 at steps 3 to 9``) (``..., in PHASE``): the progress it reported
     - ``quiet since TIME: WHY`` (``..., worker 0 is stopped: WHY``), ``movement``, ``hang found``, ``hang over``,
       ``stacks requested, suspicion 1: WHY``, ``stacks read, suspicion 1: worker 0 in FUNCTION; worker 1 in FUNCTION``
-    - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``tick``
+    - ``node cleared`` (``..., workers 0, 1 held``), ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost:
+      REASON``, ``tick``
 
     Events about a worker or the node are about the current generation unless ``of generation 1`` follows ``worker 0``,
     ``node cleared``, ``fenced`` or ``leave noticed``. ``generation 1 up`` is short for a normal start: the run is
     requested if it was not yet, the generation is formed, and each worker starts, rank 1 of generation 2 as process
-    201.
+    201; a survivor keeps its process.
 
 The output is the commands, one per line (``send ...`` is a message to the coordinator), then what changed: the phase
 and the deadlines. ``noted`` means that only other state changed, ``ignored`` that nothing changed. The machine's
@@ -84,6 +89,7 @@ __all__ = [
 ]
 
 _INDENT = "    "
+_HOLD_S = 5.0
 
 
 class ScenarioError(ValueError):
@@ -194,16 +200,20 @@ class _Transcript:
         if (over := _RUN_ENDED.fullmatch(text)) is not None:
             yield _run_ended(over["outcome"], over["why"], over["sent_at"], self._now, state)
             return
+        if text == "workers opted in":
+            yield from (events.WorkerOptedIn(state.generation, rank, _HOLD_S) for rank in state.workers)
+            return
         short = re.fullmatch(rf"generation (?P<formed>\d+) up{_RESTARTS}", text)
         if short is None:
             yield parse_event(text, state.generation, state.settings.local_world_size)
             return
         if state.phase is Phase.NEW:
             yield events.RunRequested()
+        pids = {rank: state.workers[rank].pid for rank in state.last.held()}
         generation, count = int(short["formed"]), state.settings.local_world_size
         yield events.GenerationFormed(_assignment(generation, 0, count, int(short["restarts"] or 0)))
         for rank in range(count):
-            yield events.WorkerStarted(generation, rank, 100 * generation + rank)
+            yield events.WorkerStarted(generation, rank, pids.get(rank, 100 * generation + rank))
 
 
 def parse_time(text: str, now: float) -> float:
@@ -280,6 +290,11 @@ def _run_ended(outcome: str, why: str, sent_at: str | None, now: float, state: A
 
 def _started(fields: _Fields) -> AnyEvent:
     return events.WorkerStarted(int(fields["generation"]), int(fields["rank"]), int(fields["pid"]))
+
+
+def _opted_in(fields: _Fields) -> AnyEvent:
+    timeout_s = float(fields["timeout_s"]) if fields["timeout_s"] else _HOLD_S
+    return events.WorkerOptedIn(int(fields["generation"]), int(fields["rank"]), timeout_s)
 
 
 def _at_step(fields: _Fields) -> AnyEvent:
@@ -376,8 +391,10 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
         (r"run requested", lambda _: events.RunRequested()),
         (rf"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?{_RESTARTS}", _formed),
         (
-            r"generation (?P<generation>\d+) ended(?P<late>, late)?: (?P<why>.+)",
-            lambda fields: events.GenerationEnded(int(fields["generation"]), fields["why"], bool(fields["late"])),
+            r"generation (?P<generation>\d+) ended(?P<late>, late)?(?P<stops>, stops)?: (?P<why>.+)",
+            lambda fields: events.GenerationEnded(
+                int(fields["generation"]), fields["why"], bool(fields["late"]), stops=bool(fields["stops"])
+            ),
         ),
         (r"join refused: (?P<reason>.+)", lambda fields: events.JoinRefused(fields["reason"])),
         (r"leave requested: (?P<why>.+)", lambda fields: events.LeaveRequested(fields["why"])),
@@ -387,9 +404,22 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
         (rf"notice{_IN}: (?P<why>.+)", lambda fields: events.NoticeReceived(fields["why"], _seconds(fields["in_s"]))),
         (rf"{_WORKER} at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, in (?P<phase>.+))?", _at_step),
         (rf"{_WORKER} started as (?P<pid>\d+)", _started),
+        (rf"{_WORKER} opted in(?:, timeout (?P<timeout_s>[\d.]+) s)?", _opted_in),
+        (
+            rf"{_WORKER} opted out: (?P<why>.+)",
+            lambda fields: events.WorkerOptedOut(int(fields["generation"]), int(fields["rank"]), fields["why"]),
+        ),
+        (
+            rf"{_WORKER} held(?: at step (?P<step>\d+))?",
+            lambda fields: events.WorkerHeld(int(fields["generation"]), int(fields["rank"]), int(fields["step"] or -1)),
+        ),
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
         (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
         (rf"{_WORKER} killed by (?P<signal>SIG\w+){_HOW}", _killed),
+        (
+            rf"{_WORKER} raised",
+            lambda fields: events.WorkerRaised(int(fields["generation"]), int(fields["rank"])),
+        ),
         (
             rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?P<stacks>, with stacks)?"
             r"(?:: (?P<message>.+))?",
@@ -424,7 +454,12 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
             rf"hang over{_OF}: (?P<why>.+)",
             lambda fields: events.HangOver(int(fields["generation"]), fields["why"]),
         ),
-        (rf"node cleared{_OF}", lambda fields: events.NodeCleared(int(fields["generation"]))),
+        (
+            rf"node cleared{_OF}(?:, workers? (?P<held>[\d, and]+) held)?",
+            lambda fields: events.NodeCleared(
+                int(fields["generation"]), tuple(int(rank) for rank in re.findall(r"\d+", fields["held"]))
+            ),
+        ),
         (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
         (r"keeper lost: (?P<reason>.+)", lambda fields: events.KeeperLost(fields["reason"])),
         (r"tick", lambda _: events.Tick()),
@@ -469,8 +504,14 @@ def describe_command(command: AnyCommand) -> list[str]:
     match command:
         case commands.SendMessage(message):
             return list(_describe_message(message))
-        case commands.StartWorkers(assignment):
-            return [f"start generation {assignment.generation}, restarts used {assignment.restarts_used}"]
+        case commands.StartWorkers(assignment, survivors):
+            start = f"start generation {assignment.generation}, restarts used {assignment.restarts_used}"
+            return [start + (f", {_workers(survivors)} {_continue(survivors)}" if survivors else "")]
+        case commands.HoldWorkers(generation=generation, local_ranks=local_ranks, why=why):
+            return [f"hold {_workers(local_ranks)} of generation {generation}: {why}"]
+        case commands.StopWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
+            worker = f"worker {local_rank} of generation {generation}, pid {pid}"
+            return [f"stop {worker}, with {Signals(signal).name}: {why}"]
         case commands.ExamineFailure(generation=generation, local_rank=local_rank, pid=pid, exit_code=exit_code):
             return [f"examine worker {local_rank} of generation {generation}, pid {pid}: {format_exit(exit_code)}"]
         case commands.SignalWorkers(generation=generation, signal=signal, why=why):
@@ -478,9 +519,7 @@ def describe_command(command: AnyCommand) -> list[str]:
         case commands.DumpStacks(generation=generation, local_rank=local_rank):
             return [f"dump the stacks of worker {local_rank} of generation {generation}"]
         case commands.ReadStacks(generation=generation, local_ranks=local_ranks):
-            workers = "worker" if len(local_ranks) == 1 else "workers"
-            ranks = ", ".join(map(str, local_ranks))
-            return [f"read the stacks of {workers} {ranks} of generation {generation}"]
+            return [f"read the stacks of {_workers(local_ranks)} of generation {generation}"]
         case commands.ReportHang(generation=generation):
             return [f"report the hang of generation {generation}"]
         case commands.ReportMovement(generation=generation, why=why):
@@ -488,8 +527,8 @@ def describe_command(command: AnyCommand) -> list[str]:
         case commands.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
             worker = f"worker {local_rank} of generation {generation}, pid {pid}"
             return [f"end {worker}, with {Signals(signal).name}: {why}"]
-        case commands.ClearNode(generation=generation):
-            return [f"clear generation {generation}"]
+        case commands.ClearNode(generation=generation, held=held):
+            return [f"clear generation {generation}{f', {_workers(held)} held' if held else ''}"]
         case commands.KillNode(generation=generation, why=why):
             return [f"kill generation {generation}: {why}"]
         case commands.ForwardNotice(host=host, why=why, in_s=in_s):
@@ -498,20 +537,30 @@ def describe_command(command: AnyCommand) -> list[str]:
             return [f"finish: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
 
 
+def _workers(local_ranks: tuple[int, ...]) -> str:
+    return f"{'worker' if len(local_ranks) == 1 else 'workers'} {', '.join(map(str, local_ranks))}"
+
+
+def _continue(local_ranks: tuple[int, ...]) -> str:
+    return "continues" if len(local_ranks) == 1 else "continue"
+
+
 def _describe_message(message: messages.FromNode) -> Iterator[str]:
     match message:
-        case messages.NodeReady(generation):
-            yield f"send ready after generation {generation}" if generation else "send ready"
-        case messages.WorkersRunning(_, pids):
-            yield f"send running: {', '.join(map(str, pids))}"
+        case messages.NodeReady(generation, held=held):
+            ready = f"send ready after generation {generation}" if generation else "send ready"
+            yield ready + (f", {held} held" if held else "")
+        case messages.WorkersRunning(_, pids, survivors):
+            yield f"send running: {', '.join(map(str, pids))}{f', {survivors} survived' if survivors else ''}"
         case messages.NodeProgress(_, _, workers):
             for each in workers:
                 steps = f"steps {each.first_step} to {each.last_step}"
                 yield f"send progress of worker {each.local_rank}: {steps}{f', in {each.phase}' if each.phase else ''}"
         case messages.FailureSeen(_, failure):
             yield f"send failure of rank {failure.global_rank} (pid {failure.pid}): {format_exit(failure.exit_code)}"
-        case messages.NodeStopped(_, _, failures, stopped, was_cut_off):
-            yield f"send stopped{', cut off' if was_cut_off else ''}"
+        case messages.NodeStopped(_, _, failures, stopped, was_cut_off, held):
+            ranks = f", ranks {', '.join(map(str, held))} held" if held else ""
+            yield f"send stopped{', cut off' if was_cut_off else ''}{ranks}"
             yield from describe_failures(failures, stopped)
         case messages.NodeSucceeded():
             yield "send succeeded"

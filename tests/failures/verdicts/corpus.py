@@ -124,7 +124,7 @@ CORPUS = (
     Seed("type_error", 1, "exception", "store_timeout", variant="second", nodes=2, workers=1),
     Seed("assertion", 0, "assertion", "wrap"),
     Seed("shape", 1, "shape_mismatch"),
-    Seed("state_dict", 1, "shape_mismatch"),
+    Seed("state_dict", 1, "checkpoint_mismatch"),
     Seed("nan", 2, "not_a_number", nodes=3, workers=1),
     Seed("floating_point", 1, "not_a_number"),
     Seed("exit_3", 1, "exit_code", nodes=2, workers=1),

@@ -14,12 +14,15 @@ from typing import Any
 
 from kit.addresses import own_endpoint
 from kit.jobs import TENAX, TIMEOUT_S, Runner
+from tenax._node.journal import read_journal
+from tenax._node.run_journal import read_run_journal
 from tenax._view.cause import meaning_of
 
 from .corpus import Seed
+from .views import Seen, replayed, views_of, views_of_agents
 
 _HERE = Path(__file__).parent
-_NODE_FIELDS = {"log_dir", "journal", "host", "began_at", "failed_at"}  # differ between nodes
+NODE_FIELDS = {"log_dir", "journal", "host", "began_at", "failed_at"}  # differ between nodes
 _numbers = itertools.count(1)
 _GROUPS = (
     (Path("/sys/fs/cgroup/memory"), {"memory.limit_in_bytes": 48 << 20}),
@@ -66,6 +69,7 @@ def run(seed: Seed, folder: Path) -> str:
         texts, reports, codes = _run(seed, runner, number)
     runner.close()
     _check(seed, texts, reports, codes)
+    _compare_views(seed, runner.home, reports[0])
     return "\n".join(texts)
 
 
@@ -122,10 +126,32 @@ def _check(seed: Seed, texts: list[str], reports: list[dict[str, Any]], codes: l
         raise WrongVerdict(f"{seed.name}: {'; '.join(errors)}\n" + "\n".join(texts))
 
 
+def _compare_views(seed: Seed, home: Path, report: dict[str, Any]) -> None:
+    """Check that every view of the run, made from its journals, shows what the report does."""
+    (path,) = home.rglob("coordinator*.jsonl")
+    header, steps, _ = read_run_journal(str(path))
+    views = views_of(header, steps, replayed(header, steps), 0.0)
+    agents = [read_journal(str(each))[:2] for each in sorted(home.rglob("journal*.jsonl"))]
+    if len(agents) != seed.nodes:
+        raise WrongVerdict(f"{seed.name}: {len(agents)} journals of agents")
+    first, consequences = report["first_cause"], len(report["victims"])
+    expected = Seen(
+        first["rank"], first["host"], report["cause"], 1 + len(report["other_failures"]) - consequences, consequences
+    )
+    for name, seen in {**views.values, **views_of_agents(agents)}.items():
+        for field, here, there in zip(Seen._fields, seen, expected, strict=True):
+            if here is not None and here != there:
+                raise WrongVerdict(f"{seed.name}: {field} is {here!r} in {name}, and {there!r} in the report")
+    who = f"rank {first['rank']} on {first['host']} "
+    for name, text in views.texts.items():
+        if who not in " ".join(text.split()):
+            raise WrongVerdict(f"{seed.name}: {who!r} is not in {name}:\n{text}")
+
+
 def _errors(seed: Seed, texts: list[str], reports: list[dict[str, Any]], codes: list[int]) -> Iterator[str]:
     if 0 in codes or len(set(codes)) > 1:
         yield f"the agents exited with {codes}"
-    shared = [{key: value for key, value in report.items() if key not in _NODE_FIELDS} for report in reports]
+    shared = [{key: value for key, value in report.items() if key not in NODE_FIELDS} for report in reports]
     if any(each != shared[0] for each in shared):
         yield "the reports of the nodes differ"
     report = shared[0]

@@ -1,7 +1,8 @@
 """Failures of two nodes with four workers each, played through the coordinator without any process.
 
-``torch.txt`` holds output that torch 2.13 printed. The texts of the other files were written by hand after the messages
-of the libraries and the kernel; they were not captured.
+The files named after a framework hold what real jobs printed: ``./dev corpus --capture`` writes them. ``torch.txt``
+holds output that torch 2.13 printed. The texts of ``system.txt`` and ``waiting.txt`` (GPUs, NCCL, the kernel) were
+written by hand after the messages of the libraries and the kernel; they were not captured.
 
 A file of ``played/`` holds cases. A case begins with its expectation and then lists what each worker left; workers
 that are not listed were stopped by tenax::
@@ -9,7 +10,7 @@ that are not listed were stopped by tenax::
     == NAME
     expect KIND of RANK             the first cause; "KIND of none": consequences of a change, "of ?": cause unknown
     counts FAILED CONSEQUENCES      workers that failed by themselves, and as a consequence
-    -- RANKS exit CODE              what these workers left on stderr follows
+    -- RANKS exit CODE              what these workers left on stderr follows; earlier failures come first
     -- RANKS raises                 the exception that ended them follows, without its traceback
     -- RANKS silent                 stopped by tenax; its last output follows
     -- RANKS done                   exited with code 0
@@ -91,12 +92,12 @@ def _case(text: str) -> Case:
         elif ranks in ("drained", "lost"):
             change = title
         else:
-            left.append(Left(_ranks(ranks), how, body))
+            left.append(Left(ranks_in(ranks), how, body))
     rank = int(who) if who.isdecimal() else None
     return Case(name, kind, rank, who != "?", (int(failed), int(consequences)), tuple(left), kernel, change)
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def ranks_in(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")
@@ -162,7 +163,7 @@ def _reports(case: Case, at: float) -> tuple[list[Failure], list[Stopped], set[i
         for rank in range(NODES * SLOTS)
     }
     for order, (ranks, how, text) in enumerate(case.left):
-        for rank in ranks:
+        for number, rank in enumerate(ranks):
             if how == "silent":
                 lines = tuple(text.strip("\n").split("\n"))
                 stopped[rank] = Stopped(rank % SLOTS, rank, 100 + rank, -15, last_lines=lines, log_file="/logs/x.log")
@@ -174,7 +175,8 @@ def _reports(case: Case, at: float) -> tuple[list[Failure], list[Stopped], set[i
             code = 1 if how == "raises" else int(how.removeprefix("exit "))
             output = _TRACEBACK + text if how == "raises" else text
             evidence = _evidence(output, code, 100 + rank, case.kernel if order == 0 else ())
-            failures.append(Failure(1, rank % SLOTS, rank, 100 + rank, code, at + 0.01 * order, evidence=evidence))
+            seen_at = at + 0.01 * order + 0.001 * number
+            failures.append(Failure(1, rank % SLOTS, rank, 100 + rank, code, seen_at, evidence=evidence))
     return failures, list(stopped.values()), done
 
 

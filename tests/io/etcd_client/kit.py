@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kit.processes import TIMEOUT_S
 from tenax._core.etcd.errors import EtcdError
 from tenax._core.etcd.operations import Operation
 from tenax._io.etcd.client import EtcdClient
@@ -17,7 +18,6 @@ from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.loop import Loop
 
 A = TypeVar("A")
-TIMEOUT_S = 30.0
 
 
 class ClientInLoop:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
+from kit.processes import TIMEOUT_S
 from tenax._core.requests import LogsRequest
 from tenax._logs.query import MAX_BYTES
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest
@@ -22,8 +23,6 @@ pytestmark = pytest.mark.process
 
 if TYPE_CHECKING:
     from tenax._logs.writer import LogWriter
-
-TIMEOUT_S = 30.0
 
 
 class Node:
@@ -236,7 +235,7 @@ def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) ->
     """The streams were open when they were copied; before the answer came they got more lines, and ended."""
     generations = {1: ({0: 0}, LogsDest())}
     log_writer = SlowLogWriter()
-    answers = LogQueries(cast("LogWriter", log_writer), generations)
+    answers = LogQueries(cast("LogWriter", log_writer), generations, {})
     received: list[LogAnswer] = []
 
     def request(cursor: str) -> None:

@@ -196,7 +196,7 @@ def test_for_a_lost_node_the_location_of_its_lines_is_reported(run: Run) -> None
     run.print_text(workers[3], "of rank 3\n")
     workers[0].ask('{"stubborn": true}')  # generation 1 ends when this one does
     lost.send(signal.SIGKILL)
-    agent.until_printed("stopping all workers because")
+    agent.until_printed("stopping all workers")
     where = "its log files are on that host ('tenax logs FOLDER' shows them)"
     gone = f"tenax logs: the node of ranks 2 to 3 in generation 1 has left the run; {where}\n"
     done = run.logs("seen", "--rank", "3")

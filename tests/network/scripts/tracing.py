@@ -6,7 +6,6 @@ processes.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
@@ -39,11 +38,20 @@ def _alive_before(folder: str) -> list[int]:
         if name.startswith("trace-") and int(name.removesuffix(".jsonl").rpartition("-")[2]) < GENERATION:
             for line in _read(f"{folder}/{name}").split("\n")[:-1]:
                 if '"start"' in line:
-                    started = json.loads(line)
-                    stat = _stat(started["pid"])
-                    if stat and stat[_STARTED_AT] == started["birth_mark"]:  # not another process with its pid
-                        alive.append(started["pid"])
+                    pid, mark = _field(line, "pid"), _field(line, "birth_mark").strip('"')
+                    stat = _stat(pid)
+                    if stat and stat[_STARTED_AT] == mark:  # not another process with its pid
+                        alive.append(int(pid))
     return alive
+
+
+def _field(line: str, name: str) -> str:
+    return line.partition(f'"{name}": ')[2].partition(",")[0].strip("}")
+
+
+def _json(value: object) -> str:
+    """Return JSON for numbers, plain text and lists of numbers. The module json takes longer to import than to run."""
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 class Trace:
@@ -80,5 +88,6 @@ class Trace:
         self._write(event="end", step=step)
 
     def _write(self, **event_fields: object) -> None:
-        line = json.dumps({**event_fields, "at": time.monotonic(), **self._fields})
-        os.write(self._file, line.encode() + b"\n")
+        fields = {**event_fields, "at": time.monotonic(), **self._fields}
+        line = ", ".join(f'"{name}": {_json(value)}' for name, value in fields.items())
+        os.write(self._file, f"{{{line}}}\n".encode())

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tenax._core.agent import AgentState, Phase
 from tenax._core.agent_state import LocalGeneration
 from tenax._core.events import ProgressSeen
 from tenax._core.messages import WorkerProgress
-from tenax._core.model import AgentSettings, Assignment
+from tenax._core.model import AgentSettings, Assignment, WorkerPhase, WorkerRecord
 from tenax._io.loop import Loop
 from tenax._node.live_steps import LiveSteps
 from tenax._node.worker_logs import read_progress
@@ -122,6 +122,28 @@ def test_repeated_steps_count_as_lost_time(runner: Runner) -> None:  # noqa: F81
     assert 0.04 < goodput["spent"]["lost_s"] < 10
 
 
+SLOW_IMPORT = """
+    import slow_to_import
+    print("imported", flush=True)
+    def train():
+        import time
+        time.sleep(0.3)
+        import calendar
+    train()
+"""
+
+
+@pytest.mark.parametrize("preload", ["none", "slow_to_import"])
+def test_importing_counts_as_starting_warm_or_cold(runner: Runner, preload: str) -> None:  # noqa: F811 - the fixture
+    """A module that takes 0.5 s, of which the interpreter sees an import before its end."""
+    runner.script("import time\ntime.sleep(0.5)\nimport colorsys\n", "slow_to_import.py")
+    done = runner.run("--preload", preload, "--log-dir", "logs", runner.script(SLOW_IMPORT))
+    assert (done.code, done.out) == (0, "imported\n"), done
+    spent = goodput_of(runner.home / "logs")["spent"]
+    assert spent["starting_s"] > 0.5
+    assert 0.3 <= spent["training_s"] < spent["starting_s"] + 10
+
+
 @pytest.mark.parametrize("number", ["10**30", "-10**30", "10**5000", "2**53 + 1"])
 def test_an_invalid_step_number_is_reported_once_and_does_not_fail_the_worker(tmp_path: Path, number: str) -> None:
     done = run_worker(tmp_path, f"for _ in range(3): progress.step({number})\nprint('alive')")
@@ -197,6 +219,7 @@ class Files:
     def __init__(self) -> None:
         self.reads = 0
         self.reports: tuple[WorkerProgress, ...] = ()
+        self.outputs: dict[int, float] = {}
         self.trouble: Exception | None = None
 
     def progress(self) -> tuple[WorkerProgress, ...]:
@@ -204,6 +227,9 @@ class Files:
         if self.trouble is not None:
             raise self.trouble
         return self.reports
+
+    def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
+        done(self.outputs)
 
 
 class Polled:
@@ -215,8 +241,9 @@ class Polled:
         self.warnings: list[str] = []
         self.steps = LiveSteps(self.loop, self.files, self.warnings.append, is_enabled=True)
 
-    def set_phase(self, phase: Phase, generation: int = 1) -> None:
+    def set_phase(self, phase: Phase, generation: int = 1, pids: tuple[int, ...] = ()) -> None:
         last = LocalGeneration(Assignment(generation))
+        last.workers = {rank: WorkerRecord(rank, WorkerPhase.RUNNING, pid) for rank, pid in enumerate(pids)}
         self.steps.observe(AgentState(AgentSettings("run", "default", 1, 0), phase, last))
 
     def advance(self, seconds: float) -> list[ProgressSeen]:
@@ -238,34 +265,64 @@ def polled() -> Iterator[Polled]:
     made.loop.close()
 
 
+def steps_in(found: list[ProgressSeen]) -> list[tuple[int, int]]:
+    """Return generation and last step of each report about one worker."""
+    return [(each.generation, each.workers[0].last_step) for each in found]
+
+
 def test_progress_is_polled_after_one_second_and_then_every_five(polled: Polled) -> None:
     """Again in the next generation. Unchanged progress is not posted again."""
     polled.set_phase(Phase.RUNNING)
     polled.files.reports = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
     assert polled.advance(0.9) == []
-    assert polled.advance(0.2) == [ProgressSeen(1, polled.files.reports)]
+    assert steps_in(polled.advance(0.2)) == [(1, polled.files.reports[0].last_step)]
     polled.set_phase(Phase.RUNNING)
     assert (polled.advance(20.0), polled.files.reads) == ([], 5)
     polled.files.reports = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
-    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.reports)]
+    assert steps_in(polled.advance(5.1)) == [(1, polled.files.reports[0].last_step)]
     polled.set_phase(Phase.RUNNING, generation=2)
-    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.reports)]
+    assert steps_in(polled.advance(1.1)) == [(2, polled.files.reports[0].last_step)]
 
 
-def test_polling_starts_with_the_first_status_request(polled: Polled) -> None:
+def test_polling_starts_with_a_request_and_ends_a_minute_later(polled: Polled) -> None:
     """The first poll is immediate, and polling continues in the next generation."""
     polled.steps = LiveSteps(polled.loop, polled.files, polled.warnings.append)
     polled.files.reports = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
     polled.set_phase(Phase.RUNNING)
     assert (polled.advance(60.0), polled.files.reads) == ([], 0)
-    assert polled.steps.enable()
-    assert polled.advance(0.1) == [ProgressSeen(1, polled.files.reports)]
-    assert not polled.steps.enable(), "already enabled"
+    calls: list[int] = []
+    polled.steps.report(lambda: calls.append(1))
+    assert steps_in(polled.advance(0.1)) == [(1, polled.files.reports[0].last_step)]
+    assert calls == [1]
     polled.files.reports = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
-    assert polled.advance(5.1) == [ProgressSeen(1, polled.files.reports)]
+    assert steps_in(polled.advance(5.1)) == [(1, polled.files.reports[0].last_step)]
     polled.set_phase(Phase.JOINING)
     polled.set_phase(Phase.RUNNING, generation=2)
-    assert polled.advance(1.1) == [ProgressSeen(2, polled.files.reports)]
+    assert steps_in(polled.advance(1.1)) == [(2, polled.files.reports[0].last_step)]
+    polled.advance(60.0)
+    reads = polled.files.reads
+    polled.advance(60.0)
+    assert polled.files.reads == reads, "nobody looks any more"
+
+
+def test_output_step_times_and_cpus_are_reported(polled: Polled) -> None:
+    """Of the time since the last poll; of a worker without steps, too."""
+    used_s = {101: 0.5, 102: 2.0}
+    polled.steps = LiveSteps(polled.loop, polled.files, polled.warnings.append, cpu_s=used_s.get)
+    polled.set_phase(Phase.RUNNING, pids=(101, 102))
+    polled.advance(1.0)
+    polled.files.reports, polled.files.outputs = (WorkerProgress(0, 1, 11, 0.0, 1.0),), {1: 0.9}
+    polled.steps.report(lambda: None)
+    (first,) = polled.advance(0.1)
+    assert [(each.step_s, each.output_at, each.cpus) for each in first.workers] == [
+        (0.1, 0.0, pytest.approx(0.5, 0.1)),
+        (0.0, 0.9, pytest.approx(2.0, 0.1)),
+    ]
+    polled.files.reports = (WorkerProgress(0, 1, 13, 0.0, 2.0),)
+    used_s[102] = 2.5
+    (second,) = polled.advance(5.1)
+    assert [each.step_s for each in second.workers] == [0.5, 0.0]
+    assert [each.cpus for each in second.workers] == [0.0, pytest.approx(0.1, 0.1)]
 
 
 def test_progress_is_polled_only_while_workers_run(polled: Polled) -> None:

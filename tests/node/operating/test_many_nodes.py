@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorConnection, connect_to_coordinator
 from tenax._io.endpoint import literal
+from tenax._processes.py_spy import find_py_spy
 from tenax._view.status import RunStatus
 
 from .kit import Operator, greeting, self_signed
@@ -52,6 +54,22 @@ def test_every_node_answers_for_the_run(operator: Operator) -> None:
     (run,) = operator.json("ps")
     assert (run["run_id"], run["nodes"], run["workers"], len(run["pids"])) == ("run", 2, 2, 2)
     assert run["coordinator"] == f"at {operator.cluster.endpoint}"
+    operator.cluster.finish(workers)
+
+
+@pytest.mark.skipif(not find_py_spy(), reason="py-spy is not installed")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, or the right to trace processes that are not children")
+def test_py_spy_adds_native_frames(operator: Operator) -> None:
+    """They do not tell workers apart."""
+    start(operator)
+    workers = operator.cluster.hub.generation(2)
+    shown = operator.tenax("stacks", "run", "--native")
+    assert shown.code == 0, shown
+    assert shown.out.startswith("ranks 0, 1: at "), shown
+    assert re.search(r"^    /\S+\.so\S* in \w+$", shown.out, re.MULTILINE), shown
+    one = operator.tenax("stacks", "run", "--rank", "1", "--native")
+    assert one.out.startswith(f"rank 1 (pid {workers[1].pid} on ")
+    assert re.search(r'^    File "\S+\.so\S*" in \w+$', one.out, re.MULTILINE), one
     operator.cluster.finish(workers)
 
 

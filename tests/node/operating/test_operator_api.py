@@ -35,6 +35,7 @@ class Harness:
         self.host = CoordinatorHost(RunSettings("run", nodes, nodes), None, self.loop, lambda _: None)
         self.wall = 5000.0
         self.forwarded: list[str] = []
+        self.silent: set[str] = set()  # nodes that do not answer
         self.worked_s = 0.0  # how long a status takes to make
         self._work = 0.0
         self.api = OperatorApi(self.host, self.loop, self._forward, lambda: self.wall + self.clock(), self._work_clock)
@@ -47,7 +48,8 @@ class Harness:
 
     def _forward(self, node_id: str, request: object, reply: Any) -> None:
         self.forwarded.append(node_id)
-        reply("of the node", "")
+        if node_id not in self.silent:
+            reply("of the node", "")
 
     def node(self, node_id: str, host: str = "") -> None:
         info = NodeInfo(node_id, host or node_id, min_nodes=2, max_nodes=2)
@@ -84,6 +86,24 @@ def test_a_status_is_answered_immediately_and_its_mark_changes_with_the_run(api:
     assert first.mark == again.mark != ""
     api.node("a")
     assert api.ask(StatusRequest())[0].mark != first.mark
+
+
+def test_a_status_with_activity_asks_every_node_once_a_second(api: Harness) -> None:
+    """Only while somebody asks, and it does not wait for a node that does not answer."""
+    api.run()
+    assert api.ask(StatusRequest()) is not None
+    assert api.forwarded == []
+    assert api.ask(StatusRequest(with_activity=True)) is not None
+    assert api.ask(StatusRequest(with_activity=True)) is not None
+    assert api.forwarded == ["a", "b"]
+    api.silent = {"b"}
+    api.wait_until(5.0)
+    assert api.ask(StatusRequest(with_activity=True)) is None
+    assert api.forwarded == ["a", "b", "a", "b"]
+    api.wait_until(6.9)
+    assert len(api.answers) == 3
+    api.wait_until(7.1)
+    assert len(api.answers) == 4
 
 
 def test_a_request_with_the_latest_mark_waits_for_a_change(api: Harness) -> None:

@@ -209,3 +209,28 @@ def test_a_column_that_may_shrink_never_grows() -> None:
         "RUN  S",
         "a    lo...",
     ]
+
+
+def test_what_each_worker_did_last_is_shown_and_the_oldest_comes_first() -> None:
+    """Columns without values are omitted, and slow ranks are named above."""
+    silent = node(0, slots=2, outputs=(NOW - 300, NOW - 2), cpus=(0.02, 0.98))
+    stepping = node(
+        1,
+        slots=2,
+        first_rank=2,
+        outputs=(0.0, NOW - 1),
+        steps=(12, 1234),
+        stepped=(NOW - 8, NOW - 1),
+        step_s=(0.6, 0.3),
+    )
+    text = render(status(nodes=(silent, stepping), slow=("rank 2 on node0001 takes 600 ms per step",)), 100)
+    assert "  slow        rank 2 on node0001 takes 600 ms per step\n" in text
+    begin = text.index("workers\n  RANK")
+    assert text[begin : text.index("\n\n", begin)].splitlines() == [
+        "workers",
+        "  RANK  NODE      LAST OUTPUT   STEP  LAST STEP  PER STEP   CPU",
+        "     0  node0000    5 min ago                               2 %",
+        "     2  node0001         none     12    8 s ago    600 ms",
+        "     1  node0000      2 s ago                              98 %",
+        "     3  node0001      1 s ago  1,234    1 s ago    300 ms",
+    ]

@@ -65,6 +65,7 @@ def test_a_killed_worker_is_shown_within_a_second(runner: Runner, page: Page) ->
     failure = page.until_text("failure", "SIGKILL")
     assert "rank 3" in failure
     page.until_text("generations", "Ended: rank 3")
+    page.until_true("window.seen.generations.some(([number]) => number === 2)")
     seen: Any = page.js("return [window.seen, window.gap / 1000]")
     late = [at - happened for happened, at, _ in seen[0]["events"]]
     formed: Any = page.js(

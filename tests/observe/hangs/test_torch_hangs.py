@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 
 import pytest
 
+from kit.processes import needs_torch
+
 from .kit import LONG_TIMEOUT_S, Job, hang_report
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    needs_torch,
     pytest.mark.process,
 ]
 

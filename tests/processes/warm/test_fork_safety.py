@@ -462,6 +462,18 @@ def test_auto_preloads_installed_modules(runner: Runner) -> None:
     assert len(set(warm.out.split())) == 1
 
 
+def test_auto_does_not_try_packages_that_are_known_to_read_the_rank(runner: Runner) -> None:
+    """The attempt would delay the workers by a second or more."""
+    _installed(runner, "others_kit", "")
+    env = _installed(runner, "torchmetrics", f"import os\nopen(f'{runner.notes}/{{os.getpid()}}', 'w').close()")
+    script = runner.script("import torchmetrics, others_kit")
+    done = runner.run("--nproc-per-node", "2", "--max-restarts", "1", script, env=env)
+    assert done.code == 0, done.err
+    assert "forked warm: others_kit imported once" in done.err
+    assert "torchmetrics is not preloaded: it reads LOCAL_RANK when it is imported, and only workers have" in done.err
+    assert len(list(runner.notes.iterdir())) == 2  # two workers, no trial
+
+
 def test_auto_stops_at_a_script_that_changes_its_import_path(runner: Runner) -> None:
     """The installed module is not the one that the script imports."""
     env = _installed(runner, "others_kit", "WHO = 'installed'")

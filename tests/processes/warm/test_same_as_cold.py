@@ -15,7 +15,6 @@ script; every property is compared. What is known to differ, and meant to, has a
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from typing import Any
 import pytest
 
 from kit.jobs import Done, Runner
+from kit.processes import needs_torch
 
 from . import observe_main
 from .pairs import ATTEMPTS, WORKERS, Kind, Pair, Seen, pair
@@ -376,7 +376,7 @@ def test_a_pth_file_runs_once(runner: Runner, other_python: str) -> None:
 # --- torch ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@needs_torch
 def test_preloaded_torch_works_as_if_each_worker_had_imported_it(runner: Runner) -> None:
     script = runner.script(
         """

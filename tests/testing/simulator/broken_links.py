@@ -12,10 +12,11 @@ from tenax._core.link.server import LinkServer, SendFrame
 
 
 class KeepsEveryBeat(Lease):
-    def all_has_arrived(self) -> None:
-        sent = dict(self._sent)
-        super().all_has_arrived()
-        self._sent = sent
+    def beat(self, now: float) -> int:
+        sent = self._sent
+        number = super().beat(now)
+        self._sent = sent | self._sent
+        return number
 
 
 class RemembersEveryBeat(LinkClient):

@@ -41,7 +41,7 @@ class ReportsReadyBeforeClear(AgentMachine):
 
     def _clear(self, now: float) -> None:
         super()._clear(now)
-        self._on_node_cleared(now)
+        self._on_node_cleared((), now)
 
 
 class RestartsWorkersOfEndedGeneration(AgentMachine):
@@ -98,15 +98,15 @@ class SendsDifferentRestartCounts(CoordinatorMachine):
 
 
 class ChargesTwice(CoordinatorMachine):
-    def _after_failure(self, now: float) -> None:
+    def _after_failure(self, ending, now: float) -> None:
         self.state.restarts_used += 1
-        super()._after_failure(now)
+        super()._after_failure(ending, now)
 
 
 class ChargesNothing(CoordinatorMachine):
-    def _after_failure(self, now: float) -> None:
+    def _after_failure(self, ending, now: float) -> None:
         before = self.state.restarts_used
-        super()._after_failure(now)
+        super()._after_failure(ending, now)
         self.state.restarts_used = before
 
 
@@ -117,7 +117,7 @@ class NeverGivesUp(CoordinatorMachine):
 
 
 class NamesTheLastCause(CoordinatorMachine):
-    def _after_failure(self, now: float) -> None:
+    def _after_failure(self, ending, now: float) -> None:
         self.state.last.diagnosis = None
         failures = self.state.last.failures
         times = [failure_began_at(failure) for failure in failures.values()]
@@ -125,7 +125,7 @@ class NamesTheLastCause(CoordinatorMachine):
             evidence = msgspec.structs.replace(failure.evidence, raised_at=-at)
             failures[failure.global_rank] = msgspec.structs.replace(failure, seen_at=-at, evidence=evidence)
         self.state.last.diagnosis = None  # made again, of the wrong times
-        super()._after_failure(now)
+        super()._after_failure(ending, now)
 
 
 class ContinuesAfterTheVerdict(CoordinatorMachine):

@@ -8,7 +8,8 @@ from tenax.testing.simulator.draw import ETCD_KINDS, ISOLATION, KINDS
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import WorkerBehaviour
 
-SEEDS = range(1, 251)
+# The first ones reached everything when they were chosen. The search continues where they no longer do.
+SEEDS = (4, 5, 9, 14, 16, 24, 38, 41, 42, 48, 70, 73, *range(1, 251))
 SITUATIONS = [
     "Fenced(",
     "Fenced(generation=1, why=disconnected from the coordinator for too long",
@@ -45,7 +46,7 @@ def test_every_situation_fault_and_disturbance_is_reached() -> None:
     for seed in SEEDS:
         if not missing:
             break
-        history = simulate(draw(seed), record_history=True).history
+        history = simulate(draw(seed, survivors=False), record_history=True).history
         missing = {text for text in missing if text not in history}
     assert not missing
 
@@ -71,7 +72,7 @@ def test_every_situation_of_elected_leaders_is_reached() -> None:
     for seed in (*range(1, 20), *range(130, 140)):
         if not missing:
             break
-        history = simulate(draw(seed, engine="etcd"), record_history=True).history
+        history = simulate(draw(seed, engine="etcd", survivors=False), record_history=True).history
         missing = {text for text in missing if text not in history}
     assert not missing
 

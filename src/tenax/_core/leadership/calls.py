@@ -68,7 +68,7 @@ class Timers:
         self._now = max(self._now, now)
 
     def next_deadline(self) -> float | None:
-        return min((timer.when for timer in self._timers if timer.call is not None), default=None)
+        return min([timer.when for timer in self._timers if timer.call is not None], default=None)
 
     def fire(self) -> None:
         """Make the calls that are due, in order."""

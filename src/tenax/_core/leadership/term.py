@@ -22,6 +22,7 @@ from tenax._core.coordinator import (
 from tenax._core.etcd.operations import Put, Transaction
 from tenax._core.leadership.decisions import Decisions
 from tenax._core.leadership.keys import LeaderAddress
+from tenax._core.model import Outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tenax._core.leadership.candidacy import Candidacy, Elected
     from tenax._core.leadership.keys import Keys
     from tenax._core.link.server import LinkServer
+    from tenax._core.model import Verdict
     from tenax._core.record import RunRecord
 
 _PROBE_EVERY_S = 0.5  # the death of an earlier leader is not announced, so it is probed
@@ -107,6 +109,7 @@ class Term:
             written=self._on_written,
         )
         self.last_record: RunRecord | None = None  # the last one written
+        self._verdict: Verdict | None = None  # of the coordinator; it may not be stored yet
         # Earlier leaders that are not known to be dead. This node's own earlier terms are over.
         self._unconfirmed = [leader for leader in elected.written.before if leader.node_id != node_id]
         self._probing: LeaderAddress | None = None
@@ -142,6 +145,7 @@ class Term:
         return self._links.is_over
 
     def stepped(self, state: CoordinatorState, wall_ahead_s: float) -> None:
+        self._verdict = state.verdict
         if not isinstance(state.phase, Recovering):
             self._decisions.forget_earlier(state, wall_ahead_s)
             self._candidacy.holds_record |= self._decisions.is_waiting
@@ -155,6 +159,14 @@ class Term:
         self._is_record_kept = True
         self._keep_record()
         self._authority.lapse()
+
+    @property
+    def unstored_cancel(self) -> str:
+        """Why an operator has cancelled the run, if that is not stored yet; else an empty string."""
+        verdict, record = self._verdict, self.last_record
+        if verdict is None or verdict.outcome is not Outcome.CANCELLED:
+            return ""
+        return verdict.why if record is None or record.verdict is None else ""
 
     def is_deciding(self) -> bool:
         """Return whether the consequences of this node's departure are still to be decided or delivered."""

@@ -7,7 +7,8 @@ V1  A peer that has not proved the secret gets a challenge, a limited time and a
     (``admission.py``), and a rejection that reveals nothing about the run. It changes nothing. Rejections are counted.
 V2  A node has one link: the last one that was authenticated. Nothing is accepted from an earlier one.
 V3  A node is lost when its link is closed in good order (FIN: nothing that its agent started is alive) after it has
-    joined, when it has left, or when it was silent for the length of the lease; not when a link is reset.
+    joined, when it has left, or when it was silent for the length of the lease, if it has one; not when a link is
+    reset.
 V4  Time during which this process did not run is not counted as silence. After a long pause every node gets a full
     lease and the coordinator's deadlines a full period: see decision 0042.
 V5  ``sent_at`` of a message is corrected by the fastest recent beat, so that its delay does not matter.
@@ -152,11 +153,15 @@ class LinkServer:
         now: float,
         *,
         counts: Callable[[float], bool] = lambda _: True,
+        is_unleased: Callable[[str], bool] = lambda _: False,
         accepts_operators: bool = True,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         max_unauthenticated: int = MAX_UNAUTHENTICATED,
     ) -> None:
-        """``counts``: whether an answer to a beat renews the node's lease. Without a secret no operator is accepted."""
+        """``counts``: whether an answer to a beat renews the node's lease. Without a secret no operator is accepted.
+
+        ``is_unleased``: whether the node is in this process and keeps its workers without a lease.
+        """
         self.refused = 0  # connections that were closed because of what they sent, or did not send
         self.peers: dict[Peer, None] = {}
         self.nodes: dict[str, Peer] = {}
@@ -167,6 +172,7 @@ class LinkServer:
         self._secret = secret
         self._state = state
         self._counts = counts
+        self._is_unleased = is_unleased
         self._accepts_operators = accepts_operators and bool(secret)
         self._handshake_timeout_s = handshake_timeout_s
         self._admission: Admission[Peer] = Admission(max_unauthenticated, max_unauthenticated * 3 // 4)
@@ -360,7 +366,7 @@ class LinkServer:
         for peer in list(self.peers):
             outputs += self._check_silence(peer, now)
         for node_id, (received_at, why) in list(self.absent.items()):
-            if now - received_at > self._terms.lease_s:
+            if now - received_at > self._terms.lease_s and not self._is_unleased(node_id):
                 del self.absent[node_id]
                 outputs += [Step(NodeLost(node_id, why)), Unlinked(node_id)]
         return outputs

@@ -80,6 +80,7 @@ class CoordinatorServer(Watchable):
         on_change: Callable[[CoordinatorState], None] = lambda _: None,
         on_tick: Callable[[], None] = lambda: None,
         counts: Callable[[float], bool] = lambda _: True,
+        is_unleased: Callable[[str], bool] = lambda _: False,
         hold_back: HoldBack | None = None,
         on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
         handshake_timeout_s: float = links.HANDSHAKE_TIMEOUT_S,
@@ -89,6 +90,7 @@ class CoordinatorServer(Watchable):
         """Create a server that is not open yet. Without a secret no operator is accepted.
 
         ``counts``: whether answers to beats renew the nodes' leases at that time.
+        ``is_unleased``: whether the node is in this process and keeps its workers without a lease.
         ``hold_back``: gets each message, and calls ``deliver`` later.
         ``on_deposed``: called when a node reports that another node leads.
         ``on_change``: called before a new generation or the verdict is sent.
@@ -123,6 +125,7 @@ class CoordinatorServer(Watchable):
             lambda: self._coordinator.state,
             loop.now(),
             counts=counts,
+            is_unleased=is_unleased,
             accepts_operators=accepts_operators,
             handshake_timeout_s=handshake_timeout_s,
             max_unauthenticated=max(8, min(links.MAX_UNAUTHENTICATED, self._max_links // 2)),

@@ -1,17 +1,21 @@
 """Runs in a worker's interpreter before the user's first line, and writes an uncaught exception to the error file.
 
 So the report has the exception and its time without any annotation in the user's code, even if the process then hangs
-while exiting and has to be killed. This file depends on the standard library alone (the worker may run another Python
-than the agent), costs nothing until something fails, leaves no trace in the environment of the worker or its children,
-and never makes a worker fail.
+while exiting and has to be killed. It also records until when the script imports its modules. This file depends on the
+standard library alone (the worker may run another Python than the agent), leaves no trace in the environment of the
+worker or its children, and never makes a worker fail.
 """
 
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
+
+_IMPORTS_OFFSET = 80  # in the progress file, after what ``tenax.progress`` writes
+_IMPORTS_S = 0.05  # shorter imports are not recorded
 
 
 def _leave_no_trace() -> bool:
@@ -85,6 +89,50 @@ def _dump_stacks_at_signal(mark: str, path: str) -> None:
         pass
 
 
+class _Imports:
+    """A finder that finds nothing. It records when the script last began to import a module at its top level."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._at = time.monotonic()
+
+    def find_spec(self, _name: str, _path: object = None, _target: object = None) -> None:
+        now = time.monotonic()
+        if now - self._at < _IMPORTS_S or os.getpid() != self._pid:
+            return
+        self._at = now
+        is_importing = _is_script_importing()
+        if is_importing:
+            self._record(now)
+        elif is_importing is False:  # the script runs
+            self._at = float("inf")
+
+    def _record(self, now: float) -> None:
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(os.path.join(os.path.dirname(self._path), "progress"), flags, 0o644)
+            try:
+                os.pwrite(descriptor, int(now * 1e9).to_bytes(8, "little"), _IMPORTS_OFFSET)
+            finally:
+                os.close(descriptor)
+        except OSError:  # full disk: this time counts as training
+            pass
+
+
+def _is_script_importing() -> "bool | None":
+    """Return whether an import statement at the top level of the script is running; None: something else imports."""
+    frame: FrameType | None = sys._getframe(2)
+    inner = script = called = None
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__":
+            script, called = frame, inner
+        frame, inner = frame.f_back, frame
+    if script is None or script.f_code.co_name != "<module>":  # before the script, or in a thread
+        return None
+    return called is not None and called.f_code.co_filename.startswith("<frozen importlib")
+
+
 def _write(path: str, kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
     """Write TorchElastic's format atomically, never over an existing file: the first cause wins."""
     draft = f"{path}.{os.getpid()}.draft"
@@ -124,6 +172,7 @@ if _leave_no_trace():
     _path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if _path:
         _install(_path)
+        sys.meta_path.insert(0, _Imports(_path))
     _mark = os.environ.pop("TENAX_STACKS_SIGNAL", None)
     if _mark:
         _dump_stacks_at_signal(_mark, _path or "")

@@ -20,6 +20,7 @@ from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, Nod
 # Times differ slightly between statuses, because the wall clock may be adjusted meanwhile.
 _SAME_TIME_S = 0.25
 _TIMES = frozenset({"since", "step_at", "at", "formed_at", "running_at", "ended_at", "settled_at", "hang_since"})
+_LISTS_OF_TIMES = frozenset({"outputs", "stepped"})
 # Compared separately, or not at all: ``hang`` contains a duration; hang_since and hang_where replace it.
 _EXCLUDED = frozenset({"now", "nodes", "generations", "failures", "earlier", "events", "goodput", "hang"})
 
@@ -90,6 +91,10 @@ def _is_same(known: msgspec.Struct | None, found: msgspec.Struct, *, but: str = 
 def _is_same_value(name: str, before: Any, after: Any) -> bool:
     if before == after:
         return True
+    if name in _LISTS_OF_TIMES:
+        return len(before) == len(after) and all(
+            abs(one - other) < _SAME_TIME_S for one, other in zip(before, after, strict=True)
+        )
     return name in _TIMES and None not in (before, after) and bool(abs(before - after) < _SAME_TIME_S)
 
 

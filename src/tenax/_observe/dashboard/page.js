@@ -31,9 +31,9 @@
   };
   const SPENT = [
     ["training", "training"], ["starting", "starting"], ["waiting", "waiting for nodes"], ["stopping", "stopping"],
-    ["lost", "lost (repeated)"],
+    ["hung", "hung"], ["lost", "lost (repeated)"],
   ];
-  const SPANS = ["waiting", "starting", "training", "lost", "stopping"]; // in chronological order
+  const SPANS = ["waiting", "starting", "training", "hung", "lost", "stopping"]; // in chronological order
 
   const $ = (id) => document.getElementById(id);
 
@@ -185,6 +185,7 @@
   function prepared(node) {
     const full = {
       slots: 1, rank: -1, first_rank: -1, pids: [], steps: [], phases: [], failed: [], step_at: null,
+      outputs: [], stepped: [], step_s: [], cpus: [], gpus: [],
       is_coordinator: false, ...node,
     };
     full.searchText = `${full.name} ${full.host} ${full.node_id}`.toLowerCase();
@@ -247,7 +248,8 @@
     const label = hang ? "seems to hang" : PHASES[shown] || shown;
     write($("phase"), `${hang ? "⚠" : GLYPHS[shown] || "○"} ${label}`);
     $("phase").className = `badge is-${hang ? "hanging" : shown}`;
-    write($("doing"), hang ? hangText() : isOver ? run.why || run.doing : run.doing);
+    const slow = (run.slow || []).map((text) => `; slow: ${text}`).join("");
+    write($("doing"), hang ? hangText() : isOver ? run.why || run.doing : `${run.doing}${slow}`);
     $("doing").classList.toggle("hangs", hang);
     document.title = `${label} · ${run.run_id || "tenax"}`;
     const workers = [...nodes.values()].reduce((sum, node) => sum + (node.rank >= 0 ? node.slots : 0), 0);
@@ -447,9 +449,22 @@
       write(button.firstElementChild, GLYPHS[state] || "◆");
       write(button.lastElementChild, rank >= 0 ? String(rank) : `#${local}`);
       attribute(button, "aria-label", `${about}: show its log`);
-      attribute(button, "title", about);
+      button.about = about;
+      attribute(button, "title", [about, ...activity(node, local)].join(", "));
       attribute(button, "aria-pressed", String(Boolean(log && log.node === node.node_id && log.local === local)));
     }
+  }
+
+  /** What a worker did last, and how fast it is. */
+  function activity(node, local) {
+    const ago = (at) => `${duration(Math.max(0, now() - at), false)} ago`;
+    return [
+      node.outputs[local] ? `last output ${ago(node.outputs[local])}` : "",
+      node.stepped[local] ? `last step ${ago(node.stepped[local])}` : "",
+      node.step_s[local] ? `${brief(node.step_s[local])} per step` : "",
+      node.cpus[local] >= 0 ? `${Math.round(100 * node.cpus[local])} % of a CPU` : "",
+      node.gpus[local] >= 0 ? `${Math.round(100 * node.gpus[local])} % of its GPU` : "",
+    ].filter(Boolean);
   }
 
   function workerState(node, local) {
@@ -474,6 +489,15 @@
       const high = Math.max(...steps);
       text = low === high ? `step ${count(high)}` : `steps ${count(low)}–${count(high)}`;
       if (node.step_at) text += `, ${duration(now() - node.step_at, false)} ago`;
+    }
+    const outputs = node.outputs.filter(Boolean);
+    if (outputs.length) {
+      const oldest = `oldest output ${duration(Math.max(0, now() - Math.min(...outputs)), false)} ago`;
+      text = [text, oldest].filter(Boolean).join("; ");
+    }
+    for (const button of card.workers.children) {
+      const title = [button.about, ...activity(node, Number(button.dataset.local))].join(", ");
+      attribute(button, "title", title);
     }
     const phases = [...new Set(node.phases.filter(Boolean))];
     if (phases.length) text = [text, phases.join(", ")].filter(Boolean).join("; ");
@@ -590,7 +614,8 @@
   function spending(entry) {
     if (!entry || entry.settled_at != null || run.phase === "over") return "";
     if (entry.ended_at != null) return "stopping";
-    return entry.running_at == null ? "starting" : "training";
+    const hung = entry.hangs && entry.hangs.length && entry.hangs[entry.hangs.length - 1][1] == null;
+    return hung ? "hung" : entry.running_at == null ? "starting" : "training";
   }
 
   function spentBy(entry) {
@@ -671,7 +696,7 @@
   function drawRow(row) {
     const spent = spentBy(row.entry);
     const current = spending(row.entry);
-    const isHanging = current === "training" && hangs();
+    const isHanging = (current === "training" || current === "hung") && hangs();
     for (const name of SPANS) {
       grow(row.spans[name], spent[name]);
       row.texts[name].hidden = spent[name] <= 0 && current !== name;

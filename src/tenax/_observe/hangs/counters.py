@@ -93,6 +93,12 @@ class CounterReader:
         return found or None
 
 
+def cpu_seconds(pid: int) -> float | None:
+    """Return the CPU time of a process, without its descendants; None if it is gone."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S if len(fields) > 12 else None
+
+
 def state_of(pid: int) -> str:
     """Return the kernel's letter for the state of a process; empty if it is gone."""
     stat = _read(f"/proc/{pid}/stat")

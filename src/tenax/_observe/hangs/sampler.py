@@ -151,7 +151,11 @@ class Sampler:
         workers = tuple(self._stacks_of(rank) for rank in command.local_ranks)
         self._loop.post(events.StacksRead(command.generation, command.number, workers))
 
-    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
+    def expect_disturbance(self) -> None:
+        """Ignore activity until the next sample."""
+        self._detector.rebase()
+
+    def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply, note: str = "") -> None:
         """Make the workers write their stacks, and answer with them. A stopped worker would be resumed by that."""
         running = {
             rank: worker
@@ -171,7 +175,9 @@ class Sampler:
             found = {rank: self._written_stacks(rank, begins[rank], _size(self._stacks_file(rank))) for rank in running}
             reply(
                 [
-                    WorkerStacks(global_rank(state, rank), worker.pid, stacks=found[rank].stacks, why=found[rank].why)
+                    WorkerStacks(
+                        global_rank(state, rank), worker.pid, stacks=found[rank].stacks, why=found[rank].why, note=note
+                    )
                     for rank, worker in running.items()
                 ],
                 "",

@@ -221,13 +221,18 @@ def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> l
     moments = tuple(_moment(failure) for failure in with_one_first(failures)[:_MAX_FAILURES])
     error = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
     parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, error)]
-    for name, since, until in (
-        ("starting", each.formed_at, trains_since),
-        ("training", trains_since, ended_at),
-        ("stopping", ended_at, settled_at),
+    hangs = [("hung", since, ended_at if until is None else until) for since, until in each.hangs]
+    for number, (name, since, until) in enumerate(
+        (
+            ("starting", each.formed_at, trains_since),
+            ("training", trains_since, ended_at),
+            ("stopping", ended_at, settled_at),
+            *hangs,
+        )
     ):
         if until > since:
-            parts.append(Part(name, f"{path}/{name}", path, since, until, {"tenax.generation": each.number}))
+            key = name if name != "hung" else f"{name} {number}"
+            parts.append(Part(name, f"{path}/{key}", path, since, until, {"tenax.generation": each.number}))
     return parts
 
 

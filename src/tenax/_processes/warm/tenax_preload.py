@@ -7,6 +7,7 @@ directory or import path.
 """
 
 import contextlib
+import gc
 import importlib.machinery
 import os
 import random
@@ -28,6 +29,8 @@ _KNOWN_UNSAFE = {
     "mpi4py.MPI": "it initializes MPI when it is imported, and a process can do that only once",
     "horovod.common.basics": "it may start its own runtime when it is imported",
 }
+# Packages that read LOCAL_RANK after imports of a second and more. Trying them would delay the workers by as much.
+_READ_LOCAL_RANK = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics"})
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
 _MAX_ERROR_LENGTH = 300  # characters
 _MAX_EXPLICIT_SEED = 1 << 32  # torch's own random seed has 64 bits
@@ -70,7 +73,12 @@ class Selection:
                     found, late = tenax_imports.third_party_imports(_script())
                 self._chosen.update(found)
                 self.left_out.update({name: why for name, why in late.items() if name not in modules})
-                self.names += found
+                for found_name in found:
+                    package = found_name.partition(".")[0]
+                    if package in _READ_LOCAL_RANK and package not in modules:
+                        self.left_out[package] = why_late("reads", "LOCAL_RANK")
+                    else:
+                        self.names.append(found_name)
             else:
                 self.names.append(name)
         self.names = list(dict.fromkeys(self.names))
@@ -85,6 +93,21 @@ class Selection:
             if isinstance(path, str) and os.path.isabs(path) and tenax_imports.is_user_file(path):
                 return f"it imports {other} ({path}), which is one of your files and may change"
         return ""
+
+
+@contextlib.contextmanager
+def no_collections() -> "Iterator[None]":
+    """Import without garbage collections: they take a tenth of the time or more, and find next to nothing.
+
+    The threshold is changed and not ``gc.disable`` called, which a module may do for its own reasons.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        if gc.get_threshold()[0] == 0:  # a threshold that a module has set stays
+            gc.set_threshold(*before)
 
 
 def import_module(name: str) -> str:
@@ -207,6 +230,10 @@ def apply_environment_changes(changes: "tuple[tuple[str, str | None], ...]") -> 
             os.environ[name] = value
 
 
+def why_late(action: str, name: str) -> str:
+    return f"it {action} {name} when it is imported, and only workers have that"
+
+
 class Environment:
     """Leaves out a module that accesses a variable that only a worker has, and records changes to all others."""
 
@@ -217,7 +244,7 @@ class Environment:
     def check(self, action: str, name: object) -> None:
         text = os.fsdecode(name) if isinstance(name, bytes) else name
         if text in self._late and os.getpid() == Trial.pid:
-            Trial.leave_out(f"it {action} {text} when it is imported, and only workers have that")
+            Trial.leave_out(why_late(action, text))
 
     def changes(self) -> "list[tuple[str, str | None]]":
         """Return the variables that changed; None: removed."""

@@ -212,6 +212,7 @@ def _run_trial(
         tenax_preload.script_as_main(),
         tenax_preload.watched_arguments(has_own_arguments, trial.leave_out),
         tenax_preload.watched_calls(trial.leave_out),
+        tenax_preload.no_collections(),
     ):
         before, began = tenax_preload.Condition(), time.monotonic()
         while names:
@@ -230,9 +231,8 @@ def _run_trial(
             if why:
                 trial.leave_out(why)
             imported.append(trial.name)
+        gc.freeze()  # keeps these pages shared: a collection in a worker would copy them
     _Changes.made = tuple(environment.changes())
-    gc.collect()
-    gc.freeze()  # keeps these pages shared: a collection in a worker would copy them
     return imported
 
 

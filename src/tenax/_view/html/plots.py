@@ -15,8 +15,8 @@ from tenax._view.history import RunHistory
 from tenax._view.html.page import text
 from tenax._view.text import percent
 
-KINDS = ("training", "starting", "waiting", "stopping", "lost")
-_MEANINGS = {"lost": "lost: done again, or hung"}
+KINDS = ("training", "starting", "waiting", "stopping", "hung", "lost")
+_MEANINGS = {"lost": "lost: done again"}
 _MAX_MARKS = 200
 _EDGES_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 

@@ -66,7 +66,7 @@ def _facts(summary: Summary) -> str:
 
 
 def _runs(summary: Summary) -> str:
-    heads = ("run", "outcome", "duration", "training", "lost", "restarts", "nodes", "workers", "began")
+    heads = ("run", "outcome", "duration", "training", "hung", "lost", "restarts", "nodes", "workers", "began")
     shown = summary.runs[-_MAX_ROWS:]
     rows = [row for each in reversed(shown) for row in _run(each)]
     more = len(summary.runs) - len(shown)
@@ -78,11 +78,14 @@ def _run(run: RunLine) -> list[list[str]]:
     """Return a row of figures and a row of text below it."""
     spent = run.goodput.spent if run.goodput is not None else None
     trained = percent(spent.training_s, spent.total_s) if spent is not None and spent.total_s > 0 else ""
-    lost = format_duration(spent.lost_s) if spent is not None and spent.lost_s > 0 else ""
+    hung, lost = (
+        format_duration(seconds) if seconds > 0 else ""
+        for seconds in ((spent.hung_s, spent.lost_s) if spent is not None else (0.0, 0.0))
+    )
     figures = [
         f'<th scope="row">{html.text(run.run_id)}</th>',
         f'<td class="n">{html.badge(run.outcome)}</td>',
-        *html.cells(format_duration(run.duration_s), trained, lost, run.restarts_used, run.nodes, run.workers),
+        *html.cells(format_duration(run.duration_s), trained, hung, lost, run.restarts_used, run.nodes, run.workers),
         html.cell(format_moment(run.began_at)),
     ]
     has_cause = run.outcome == "failed" and run.first_cause  # more specific than why the run ended

@@ -26,7 +26,7 @@
   };
   const readColours = () => {
     const style = getComputedStyle(document.documentElement);
-    for (const name of ["bg", "fg", "muted", "line", "card", "waiting", "starting", "training", "stopping", "lost",
+    for (const name of ["bg", "fg", "muted", "line", "card", "waiting", "starting", "training", "stopping", "hung", "lost",
       "draining", "done", "idle", "failed"]) {
       colours[name] = style.getPropertyValue("--" + name).trim();
       colours["on-" + name] = style.getPropertyValue("--on-" + name).trim() || colours.fg;
@@ -79,7 +79,7 @@
     const room = Math.max(1, right - left);
     pen.fillStyle = colours[kind] || colours.idle;
     pen.fillRect(left, top + 3, room, LANE - 6);
-    if (kind === "lost" || kind === "failed") {  // not by colour alone
+    if (kind === "lost" || kind === "hung" || kind === "failed") {  // not by colour alone
       pen.save();
       pen.beginPath();
       pen.rect(left, top + 3, room, LANE - 6);

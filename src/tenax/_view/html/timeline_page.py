@@ -131,7 +131,7 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
         phases = [[kind, t(since), t(until), _doing(kind, number)] for since, until, kind, number in phases_of(history)]
         lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _failure_text(each)] for each in _causes(history)]})
     if history.hangs:
-        spans = [["lost", t(each.since), t(each.until), each.text] for each in history.hangs]
+        spans = [["hung", t(each.since), t(each.until), each.text] for each in history.hangs]
         lanes.append({"n": "no activity", "s": spans})
     failed = {(each.generation, each.rank): each for each in history.failures}
     for node in history.nodes:
@@ -186,7 +186,7 @@ def _after(history: RunHistory, at: float | None) -> str:
 def _generations(history: RunHistory) -> str:
     if not history.generations:
         return ""
-    heads = ("generation", "after", "nodes", "workers", "starting", "training", "lost", "steps", "why", "ended")
+    heads = ("generation", "after", "nodes", "workers", "starting", "training", "hung", "lost", "steps", "why", "ended")
     rows = [_generation(history, each) for each in history.generations[:_MAX_ROWS]]
     return f"<h2>Generations</h2>{html.table('Generations', heads, rows)}{_more(history.generations)}"
 
@@ -194,10 +194,10 @@ def _generations(history: RunHistory) -> str:
 def _generation(history: RunHistory, each: GenerationStatus) -> list[str]:
     spent = each.spent
     steps = "" if each.last_step < 0 else f"{each.first_step:,} to {each.last_step:,}"
-    lost = format_duration(spent.lost_s) if spent.lost_s > 0 else ""
+    hung, lost = (format_duration(seconds) if seconds > 0 else "" for seconds in (spent.hung_s, spent.lost_s))
     return [
         *html.cells(each.number, _after(history, each.formed_at), each.nodes, each.workers),
-        *html.cells(format_duration(spent.starting_s), format_duration(spent.training_s), lost, steps),
+        *html.cells(format_duration(spent.starting_s), format_duration(spent.training_s), hung, lost, steps),
         html.cell(each.why, "text"),
         html.cell(each.ended_why or end_text(each.ended_by), "text"),
     ]

@@ -14,7 +14,7 @@ import msgspec
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, messages_on_connecting
 from tenax._core.link import client, wire
-from tenax._core.link.client import RETRY_SOON_S, Note
+from tenax._core.link.client import Note
 from tenax._core.model import AgentSettings
 from tenax.testing.agent_invariants import InvariantChecker
 from tenax.testing.simulator.history import describe
@@ -135,14 +135,18 @@ class AgentProcess(Process):
         match command:
             case commands.SendMessage(message):
                 self._do(self.client.send(self._with_offer(message) if self.client.is_linked else message))
-            case commands.StartWorkers(assignment):
+            case commands.StartWorkers(assignment, survivors):
                 self.cluster.checks.served(self, assignment, self._stores)
                 self._stores = []
-                self.keeper.start(assignment)
+                self.keeper.start(assignment, survivors)
+            case commands.HoldWorkers(generation, local_ranks):
+                self.keeper.end(generation, local_ranks)
+            case commands.StopWorker(local_rank=local_rank, signal=signal):
+                self.keeper.stop(local_rank, signal)
             case commands.SignalWorkers(_, signal, _):
                 self.keeper.signal(signal)
-            case commands.ClearNode(generation):
-                self.keeper.clear(generation)
+            case commands.ClearNode(generation, held):
+                self.keeper.clear(generation, held)
             case commands.KillNode(generation, _):
                 self.keeper.kill(generation)
             case commands.ExamineFailure():
@@ -171,6 +175,8 @@ class AgentProcess(Process):
                 case client.SendFrame(frame):
                     if self.connection is not None:
                         self.connection.send(frame)
+                case client.Hold(seconds):
+                    self.keeper.hold(seconds)
                 case client.Close(is_finished):
                     if is_finished and self.connection is not None:
                         self.connection.close()
@@ -180,12 +186,10 @@ class AgentProcess(Process):
                     self._kept = self.connection
                     offered = map(self._with_offer, messages_on_connecting(self.state, self.info, self.clock()))
                     self._do(self.client.announce(list(offered), self.clock()))
-                case client.Lost(reason, was_linked):
-                    self._reconnect(reason, was_linked=was_linked)
+                case client.Lost(reason, retry_s):
+                    self._reconnect(reason, retry_s=retry_s)
                 case client.Emit(event):
                     self._on_event(event)
-                case client.Hold(seconds):
-                    self.keeper.hold(seconds)
                 case client.Print(text):
                     self._note(text)
                 case client.Forward():
@@ -249,8 +253,8 @@ class AgentProcess(Process):
         self._serve_if_local()
         self._connect()
 
-    def _reconnect(self, reason: str, *, was_linked: bool) -> None:
-        self._retry(reason, 0.0 if was_linked else RETRY_SOON_S)
+    def _reconnect(self, reason: str, *, retry_s: float) -> None:
+        self._retry(reason, retry_s)
 
     def _connect(self) -> None:
         if self._wants_connection:

@@ -4,9 +4,11 @@ The checks do not rely on the machines' state. They take which workers run from 
 from what was sent; the state of a machine is read only for its size. The properties, with the numbers of the
 reliability plan:
 
-S1   A generation has one list of members; workers start only with an assignment; workers of two generations are never
-     alive at the same time, on any host. Generations are distinguished by when they were formed, not by number.
-S2   When a worker starts, no process of an earlier generation is alive on its node.
+S1   A generation has one list of members; workers start only with an assignment; workers of two generations never act
+     at the same time, on any host: a held worker does not act. Generations are distinguished by when they were formed,
+     not by number.
+S2   When a worker starts, no process of an earlier generation is alive on its node, except workers that acknowledged
+     its end and continue.
 S3   The ranks of a generation are a permutation; all members get the same world size, master and restart count.
 S4   No two generations have the same store.
 S5   Restarts never exceed the budget and never decrease. A restart is charged if a worker failed by itself and no node
@@ -15,7 +17,7 @@ S6   After the verdict no worker starts, and there is one verdict.
 S8   The reported first cause is the earliest real failure, never a consequence of another worker's exit. The order of
      two failures is known only up to the delay of a message.
 S10  The number of a generation is greater than every earlier one.
-S11  A worker of a generation starts at most once.
+S11  A worker of a generation starts at most once, and acts in one generation at most at any time.
 S12  All state is bounded in size.
 S13  No side of a link receives a frame that it must reject.
 
@@ -322,6 +324,22 @@ class Checks:
             "S1", f"{agent.label} starts workers of generation {assignment.generation} without an assignment"
         )
 
+    def kept(
+        self, agent: AgentProcess, assignment: Assignment, alive: list[Worker], survivors: tuple[int, ...]
+    ) -> None:
+        """Check which processes of the last generation a node keeps when it starts the next one."""
+        for worker in alive:
+            if worker.generation == assignment.generation:
+                continue  # a second start, see ``began``
+            if worker.local_rank not in survivors:
+                raise PropertyBroken("S2", f"{agent.label} starts {assignment.generation} while {worker} is alive")
+            if worker.acts:
+                raise PropertyBroken("S11", f"{worker} is to continue, but has not acknowledged the end")
+
+    def held(self, worker: Worker) -> None:
+        """A worker acknowledged the end of its generation: it does not act any more."""
+        self.ended(worker)
+
     def served(self, agent: AgentProcess, assignment: Assignment, ports: list[int]) -> None:
         """Check that rank 0 serves the store whose address the others got."""
         if assignment.group_rank == 0 and assignment.master_port not in ports:
@@ -336,7 +354,7 @@ class Checks:
             raise PropertyBroken("S3", f"{worker} starts in a world of {formation.world_size}")
         for other in self._alive.values():
             if other is not formation:
-                alive = next(each for each in other.workers if each.is_alive)
+                alive = next(each for each in other.workers if each.acts)
                 raise PropertyBroken("S1", f"{worker} starts while {alive} is alive")
         left = worker.keeper.leftovers
         if left is not None and left is not formation:
@@ -364,7 +382,7 @@ class Checks:
 
     @property
     def alive(self) -> list[Worker]:
-        return [worker for formation in self._alive.values() for worker in formation.workers if worker.is_alive]
+        return [worker for formation in self._alive.values() for worker in formation.workers if worker.acts]
 
     # --- agents -------------------------------------------------------------------------------------------------------
 

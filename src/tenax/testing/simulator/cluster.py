@@ -94,6 +94,7 @@ class Cluster:
         self.schedule = Scheduler()
         self.history = History(self.schedule) if record_history else None
         self.rng = random.Random(f"history {setup.seed}")  # noqa: S311 - a simulation must repeat itself
+        self.survivor_rng = random.Random(f"survivors {setup.seed}")  # noqa: S311 - as above, and apart from the others
         self.counts: Counter[str] = Counter()
         self.network = Network(self.schedule, self.rng, setup.delays)
         self.hosts = [Host(index, self.rng.randint(0, 10**6) / 8) for index in range(setup.hosts)]

@@ -45,9 +45,18 @@ ISOLATION: dict[str, tuple[float, float, float]] = {"isolate": (1.0, 2.0, 90.0)}
 
 
 def draw(
-    seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | None = None, engine: str = "tcp"
+    seed: int,
+    *,
+    nodes: int = 0,
+    seconds: float = 0.0,
+    liveness: bool | None = None,
+    engine: str = "tcp",
+    survivors: bool | None = None,
 ) -> Setup:
-    """Return the setup of a seed. Parameters that are not given are drawn; ``engine`` is "tcp", "etcd" or ""."""
+    """Return the setup of a seed. Parameters that are not given are drawn; ``engine`` is "tcp", "etcd" or "".
+
+    ``survivors``: whether workers can be held. Without them, a seed has the history that it had before there were any.
+    """
     rng = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
     rare = random.Random(f"rare {seed}")  # noqa: S311 - what it draws leaves the other draws as they are
     has_long_grace = rare.random() < 0.15
@@ -73,7 +82,7 @@ def draw(
         abandon_s=rng.choice((2.0, 5.0)),
         terms=LeaseTerms(),
         delays=Delays(jitter_s=rng.choice((0.0005, 0.002, 0.02)), slow_s=rng.choice((0.02, 0.1, 0.4))),
-        behaviour=_behaviour(rng),
+        behaviour=_with_survivors(_behaviour(rng), random.Random(f"survivors {seed}"), survivors),  # noqa: S311
         engine=Engine(give_up_s=60.0),
         faults=_faults(rng, faults_s, KINDS, any(plan.name for plan in plans)),
         calm_at=faults_s if is_calm else 0.0,
@@ -126,6 +135,22 @@ def _behaviour(rng: random.Random) -> WorkerBehaviour:
         leaves_behind=rng.choice((0.0, 0.2)),
         stuck=rng.choice((0.0, 0.0, 0.0, 0.01)),
         kill_s=rng.choice((0.02, 0.4)),
+    )
+
+
+def _with_survivors(behaviour: WorkerBehaviour, rng: random.Random, survivors: bool | None) -> WorkerBehaviour:
+    if not (rng.random() < 0.5 if survivors is None else survivors):
+        return behaviour
+    return msgspec.structs.replace(
+        behaviour,
+        opts_in=rng.choice((0.5, 1.0, 1.0)),
+        opts_in_within_s=rng.choice((0.01, 0.1, 2.0)),
+        acknowledges_within_s=rng.choice((0.01, 0.3, 1.5)),
+        hold_timeout_s=rng.choice((0.2, 1.0, 5.0)),
+        deaf=rng.choice((0.0, 0.1, 0.4)),
+        dies_held=rng.choice((0.0, 0.1, 0.5)),
+        closes_channel=rng.choice((0.0, 0.0, 0.1)),
+        clears_within_s=rng.choice((0.002, 0.3, 3.0)),
     )
 
 

@@ -96,8 +96,10 @@ class Liveness:
 
     @property
     def _stopping_s(self) -> float:
-        setup = self.cluster.setup
-        return setup.grace_s + (setup.abandon_s if setup.behaviour.stuck else 0.0) + 2.0  # evidence may take as long
+        setup, behaviour = self.cluster.setup, self.cluster.setup.behaviour
+        holding_s = behaviour.hold_timeout_s if behaviour.opts_in else 0.0  # then those that do not react are stopped
+        abandoning_s = setup.abandon_s if behaviour.stuck else 0.0
+        return holding_s + setup.grace_s + abandoning_s + 2.0  # evidence may take as long
 
     def _note(self, text: str) -> None:
         if self.cluster.history is not None:
@@ -133,6 +135,8 @@ class Liveness:
             return True
         if cluster.server is None:
             return self._only_latecomers(agents)
+        if not all(agent.client.is_linked for agent in agents):
+            return False  # the run may end before it is back, and it ends only by giving up
         state = cluster.server.state
         is_deposed = cluster.setup.has_etcd and not cluster.etcd.is_led_by(cluster.server)
         if not isinstance(state.phase, Running) or is_deposed:

@@ -99,6 +99,7 @@ class Stream:
         self.source = source
         self.sink = sink
         self.way = (source.host.index, sink.host.index)
+        self.back = (sink.host.index, source.host.index)
         self.held: deque[Payload] = deque()
         self.last_arrival = 0.0
         self.stalled_until = 0.0
@@ -121,8 +122,8 @@ class Stream:
     def _travel(self, payload: Payload) -> None:
         schedule = self.network.schedule
         at = schedule.now + self.network.delay(self.way)
-        self.last_arrival = at = max(at, self.last_arrival)
-        schedule.at(at, self._arrive, payload)
+        self.last_arrival = max(at, self.last_arrival)
+        schedule.at(self.last_arrival, self._arrive, payload)
 
     def stall(self, seconds: float) -> None:
         """Lose a segment: later ones wait until it is retransmitted. Within a host nothing is lost."""
@@ -156,7 +157,7 @@ class Stream:
             self.network.reset(self.source, sink.host)
             return
         self.arrived += 1
-        if (self.way[1], self.way[0]) in self.network.cuts:
+        if self.back in self.network.cuts:
             self.network.unacknowledged[self] = None
         else:
             self.acknowledge()
@@ -164,7 +165,7 @@ class Stream:
 
     def acknowledge(self) -> None:
         self.acknowledged = self.arrived
-        self.acknowledged_at = self.network.schedule.now + self.network.delay((self.way[1], self.way[0]))
+        self.acknowledged_at = self.network.schedule.now + self.network.delay(self.back)
 
     @property
     def all_is_acknowledged(self) -> bool:

@@ -49,7 +49,8 @@ class Process:
             end.on_payload(end, payload)
 
     def later(self, seconds: float, call: Callable[..., None], *arguments: object) -> Plan:
-        return self.cluster.schedule.after(seconds, self._fire, call, arguments)
+        schedule = self.cluster.schedule
+        return schedule.at(schedule.now + seconds, self._fire, call, arguments)
 
     def _fire(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
         if self.is_paused:
@@ -110,6 +111,8 @@ class Alarm:
         if deadline != self._at:
             return  # it has changed while the process was suspended
         self._at = None
-        if deadline == self._next() and is_due(deadline, self._process.clock()):
-            self._call(max(deadline, self._process.clock()))
+        if deadline == self._next():
+            now = self._process.clock()
+            if is_due(deadline, now):
+                self._call(max(deadline, now))
         self.plan()

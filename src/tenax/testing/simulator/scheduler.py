@@ -34,9 +34,9 @@ class Scheduler:
 
     def run(self, until: float) -> None:
         """Run all calls planned up to that time."""
-        heap = self._heap
+        heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until:
-            when, _, call, arguments = heapq.heappop(heap)
+            when, _, call, arguments = pop(heap)
             if call is not None:
                 self.now = when
                 self.count += 1

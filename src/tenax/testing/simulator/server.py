@@ -59,7 +59,13 @@ class Server:
         )
         self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
         self.links = self.cluster.parts.make_server(
-            "run", setup.terms, agent.secret, lambda: self.state, agent.clock(), counts=counts
+            "run",
+            setup.terms,
+            agent.secret,
+            lambda: self.state,
+            agent.clock(),
+            counts=counts,
+            is_unleased=lambda node_id: node_id == agent.info.node_id and agent.client.is_unleased,
         )
         self.checker = RunChecker(settings)
         self.is_open = True

@@ -56,6 +56,15 @@ class WorkerBehaviour(msgspec.Struct, frozen=True):
     leaves_behind: float = 0.1  # share of workers that leave processes behind
     stuck: float = 0.0  # in the kernel: SIGKILL has no effect
     kill_s: float = 0.05  # until killed processes have exited; must be less than lease - fence
+    # Survivors. Drawn apart from all others, so that runs without them repeat their histories.
+    opts_in: float = 0.0  # share of processes that can be held
+    opts_in_within_s: float = 0.1
+    acknowledges_within_s: float = 0.05
+    hold_timeout_s: float = 1.0
+    deaf: float = 0.0  # share of ends that are never acknowledged
+    dies_held: float = 0.0  # share of held workers that exit before the next generation
+    closes_channel: float = 0.0  # share of processes that close their channel at some time
+    clears_within_s: float = 0.002  # until leftovers have ended while workers are held
 
 
 class Engine(msgspec.Struct, frozen=True):

@@ -3,6 +3,9 @@
 All checks compare with when these workers are alive, not with the state of a machine. The keeper executes commands in
 order, outlives its agent, and ends all workers when the agent is dead or the lease has expired. A killed worker that is
 stuck in the kernel counts as ended, because it executes no further instruction, but the node does not become clear.
+
+A ``Worker`` is the part of one process in one generation. A held one does not act; if it survives, its process gets
+another ``Worker``. The channel to a process is in order, but its order with the keeper's messages is random.
 """
 
 from __future__ import annotations
@@ -37,6 +40,9 @@ class Worker:
         self.global_rank = assignment.first_global_rank + local_rank
         self.pid = pid
         self.is_alive = False
+        self.is_held = False  # it acknowledged the end of its generation, and does not act
+        self.is_deaf = False  # it closed its channel, or will not acknowledge the end
+        self.channel_at = 0.0  # when all messages to it so far have arrived
         self.was_signalled = False
         self.has_lost_peer = False  # a peer has died, which may make this one fail
         self.failed_by_itself = False
@@ -49,6 +55,10 @@ class Worker:
     @property
     def generation(self) -> int:
         return self.assignment.generation
+
+    @property
+    def acts(self) -> bool:
+        return self.is_alive and not self.is_held
 
     @property
     def counts(self) -> bool:
@@ -79,18 +89,28 @@ class Keeper:
         self._free_at = 0.0  # when all commands so far are executed
         self._has_stuck = False
         self._is_clearing = 0  # the generation for which NodeCleared is due
+        self._spared: tuple[int, ...] = ()  # local ranks that stay
+        self._unadopted: list[Worker] = []  # held workers that are about to continue
         self._lease_plan: Plan | None = None
         self._is_lease_expired = False
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def start(self, assignment: Assignment) -> None:
+    def start(self, assignment: Assignment, survivors: tuple[int, ...] = ()) -> None:
         cluster = self.cluster
         formation = cluster.checks.granted(self.agent, assignment)
-        self.workers = {}
-        self._starting = []
+        before, self.workers = self.workers, {}
+        cluster.checks.kept(
+            self.agent, assignment, [worker for worker in before.values() if worker.is_alive], survivors
+        )
+        self._starting, self._unadopted = [], [before[local_rank] for local_rank in survivors]
         at = cluster.schedule.now
-        for local_rank in range(self.agent.plan.slots):
+        for local_rank in survivors:
+            worker = Worker(self, formation, assignment, local_rank, before[local_rank].pid)
+            self.workers[local_rank] = worker
+            at += 0.001
+            self._starting.append(cluster.schedule.at(at, self._adopt, before[local_rank], worker))
+        for local_rank in set(range(self.agent.plan.slots)) - set(survivors):
             at += 0.001 + cluster.rng.random() * cluster.behaviour.start_s
             worker = Worker(self, formation, assignment, local_rank, cluster.new_pid())
             self.workers[local_rank] = worker
@@ -102,9 +122,12 @@ class Keeper:
     def signal(self, signal: int) -> None:
         self._in_turn(self._signalled, signal)
 
-    def clear(self, generation: int) -> None:
+    def clear(self, generation: int, held: tuple[int, ...]) -> None:
         self._is_clearing = generation
-        self._in_turn(self._clear_after_signal, generation)
+        self._in_turn(self._clear_after_signal, generation, held)
+
+    def stop(self, local_rank: int, signal: int) -> None:
+        self._in_turn(self._stopped_alone, self.workers[local_rank], signal)
 
     def kill(self, generation: int) -> None:
         self._is_clearing = generation
@@ -120,7 +143,8 @@ class Keeper:
 
     def _on_lease_expired(self) -> None:
         self._is_lease_expired = True
-        if self.agent.is_alive and not self.agent.state.cleared:
+        is_occupied = not self.agent.state.cleared or any(worker.is_held for worker in self.workers.values())
+        if self.agent.is_alive and is_occupied:
             self._fence()
 
     def _fence(self) -> None:
@@ -139,7 +163,7 @@ class Keeper:
         """Disappear with the host's power."""
         for plan in self._starting:
             cancel(plan)
-        for worker in self.workers.values():
+        for worker in (*self._unadopted, *self.workers.values()):
             self._ends(worker)
         self.leftovers = None
 
@@ -164,12 +188,124 @@ class Keeper:
             self.leftovers = worker.formation
         worker.is_stuck = cluster.has_faults and rng.random() < behaviour.stuck
         self._emit(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
+        self._plan(worker)
+        if behaviour.opts_in and cluster.survivor_rng.random() < behaviour.opts_in:
+            self._plan_opt_in(worker)
+
+    def _plan(self, worker: Worker) -> None:
+        """Plan how the worker ends: it succeeds, or it fails before."""
+        cluster, behaviour, rng = self.cluster, self.cluster.behaviour, self.cluster.rng
         ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * rng.random()
         cluster.schedule.at(ends_at, self._succeed, worker)
         if cluster.has_faults and rng.random() < behaviour.fails:
             cluster.schedule.after(behaviour.fails_within_s * rng.random(), self._fail_unless_calm, worker)
 
+    # --- survivors ----------------------------------------------------------------------------------------------------
+
+    def _plan_opt_in(self, worker: Worker) -> None:
+        cluster, behaviour, rng = self.cluster, self.cluster.behaviour, self.cluster.survivor_rng
+        cluster.schedule.after(behaviour.opts_in_within_s * rng.random(), self._opt_in, worker)
+        if rng.random() < behaviour.closes_channel:
+            cluster.schedule.after(behaviour.fails_within_s * rng.random(), self._close_channel, worker)
+
+    def _opt_in(self, worker: Worker) -> None:
+        if worker.acts and worker.failed_at is None and not worker.is_deaf:
+            timeout_s = self.cluster.behaviour.hold_timeout_s
+            self._emit_from(worker, events.WorkerOptedIn(worker.generation, worker.local_rank, timeout_s))
+
+    def _close_channel(self, worker: Worker) -> None:
+        if worker.is_alive and self.workers.get(worker.local_rank) is worker and not worker.is_deaf:
+            worker.is_deaf = True
+            self._emit_from(
+                worker, events.WorkerOptedOut(worker.generation, worker.local_rank, "it closed its channel")
+            )
+
+    def end(self, generation: int, local_ranks: tuple[int, ...]) -> None:
+        """Send workers the end of their generation."""
+        for local_rank in local_ranks:
+            worker = self.workers[local_rank]
+            assert worker.generation == generation, "the machine drops events of other generations"
+            self._send(worker, self._on_end, worker)
+
+    def _on_end(self, worker: Worker) -> None:
+        cluster, behaviour, rng = self.cluster, self.cluster.behaviour, self.cluster.survivor_rng
+        if not worker.is_deaf and rng.random() >= behaviour.deaf:
+            cluster.schedule.after(behaviour.acknowledges_within_s * rng.random(), self._acknowledge, worker)
+
+    def _acknowledge(self, worker: Worker) -> None:
+        cluster, behaviour, rng = self.cluster, self.cluster.behaviour, self.cluster.survivor_rng
+        if not worker.acts or worker.failed_at is not None or worker.is_deaf or not self._is_reachable:
+            return
+        worker.is_held = True
+        cluster.checks.held(worker)
+        cluster.counts["held"] += 1
+        self._emit_from(worker, events.WorkerHeld(worker.generation, worker.local_rank, 7))
+        if cluster.has_faults and rng.random() < behaviour.dies_held:
+            cluster.schedule.after(rng.choice((0.01, 2.0)) * rng.random(), self._die_held, worker)
+
+    def _die_held(self, worker: Worker) -> None:
+        if worker.is_alive and worker.is_held and self._is_reachable:
+            if self.cluster.survivor_rng.random() < 0.5:
+                self.leftovers = worker.formation
+            self._exit(worker, -SIGKILL)
+
+    def _adopt(self, before: Worker, worker: Worker) -> None:
+        """Make a held worker one of the next generation; if it has exited, report that for the next one."""
+        if before.is_alive:
+            before.is_alive = False  # its process goes on as the new one, which is held until it is sent the begin
+            worker.is_alive = worker.is_held = True
+            worker.is_deaf, worker.is_stuck, worker.channel_at = before.is_deaf, before.is_stuck, before.channel_at
+            self._emit(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
+            self._send(worker, self._continue, worker)
+        else:
+            at = self.cluster.schedule.now + self.agent.host.offset
+            worker.failed_by_itself, worker.failed_at = True, self.cluster.schedule.now
+            self.cluster.checks.failed(worker)
+            exited = events.WorkerExited(worker.generation, worker.local_rank, -SIGKILL, before_stop=True, ended_at=at)
+            self._emit(exited)
+        if self._is_lease_expired:
+            self._fence()
+
+    def _continue(self, worker: Worker) -> None:
+        """Take part in the next generation."""
+        if not worker.is_alive or not self._is_reachable:
+            return
+        worker.is_held, worker.began_at = False, self.cluster.schedule.now
+        self.cluster.checks.began(worker)
+        self.cluster.counts["survivors"] += 1
+        self._plan(worker)
+        self._plan_opt_in(worker)
+
+    def _send(self, worker: Worker, call: object, *arguments: object) -> None:
+        """Send a message on the channel of this worker, which is in order."""
+        delay_s = 0.005 * self.cluster.survivor_rng.random()
+        worker.channel_at = max(self.cluster.schedule.now + delay_s, worker.channel_at)
+        self.cluster.schedule.at(worker.channel_at, call, *arguments)  # type: ignore[arg-type]
+
+    def _emit_from(self, worker: Worker, event: AnyEvent) -> None:
+        """Send an event that the worker caused, through its channel."""
+        agent, delay_s = self.agent, 0.005 * self.cluster.survivor_rng.random()
+        worker.channel_at = max(self.cluster.schedule.now + delay_s, worker.channel_at)
+        self.cluster.schedule.at(worker.channel_at, agent.do, agent.step, event)
+
+    def _stopped_alone(self, worker: Worker, signal: int) -> None:
+        rng, behaviour = self.cluster.survivor_rng, self.cluster.behaviour
+        if not worker.is_alive:
+            return
+        worker.was_signalled = True
+        if signal != SIGKILL and rng.random() >= behaviour.ignores_term:
+            self.cluster.schedule.after(behaviour.ends_within_s * rng.random(), self._exit, worker, -signal)
+        elif signal == SIGKILL and worker.is_stuck:
+            self._has_stuck = True
+            self._ends(worker)
+        elif signal == SIGKILL:
+            self._exit(worker, -SIGKILL)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
     def _succeed(self, worker: Worker) -> None:
+        if worker.is_held:
+            return
         if worker.failed_at is None:
             self._exit(worker, 0)
 
@@ -179,7 +315,7 @@ class Keeper:
 
     def fail(self, worker: Worker) -> None:
         """Let the worker fail by itself: raise, exit or crash."""
-        if not worker.is_alive or worker.failed_at is not None or not self._is_reachable:
+        if not worker.acts or worker.failed_at is not None or not self._is_reachable:
             return
         worker.failed_by_itself = True
         worker.failed_at = self.cluster.schedule.now
@@ -195,7 +331,7 @@ class Keeper:
 
     def _fail_after_peer(self, worker: Worker) -> None:
         """Let the worker fail because a peer is gone."""
-        if worker.is_alive and worker.failed_at is None:
+        if worker.acts and worker.failed_at is None:
             worker.failed_at = self.cluster.schedule.now
             worker.wrote_error = self.cluster.rng.random() < 0.7
             self.cluster.schedule.after(0.05 * self.cluster.rng.random(), self._exit, worker, 1)
@@ -219,14 +355,15 @@ class Keeper:
 
     def _ends(self, worker: Worker) -> None:
         if worker.is_alive:
-            worker.is_alive, worker.ended_at = False, self.cluster.schedule.now
-            self.cluster.checks.ended(worker)
+            acted, worker.is_alive, worker.ended_at = worker.acts, False, self.cluster.schedule.now
+            if acted:
+                self.cluster.checks.ended(worker)
 
     def _spread(self, worker: Worker) -> None:
         """Let some peers fail as a consequence; the others wait for it forever."""
         rng, behaviour = self.cluster.rng, self.cluster.behaviour
         for peer in worker.formation.workers:
-            if peer.is_alive and not peer.has_lost_peer and peer is not worker:
+            if peer.acts and not peer.has_lost_peer and peer is not worker:
                 peer.has_lost_peer = True
                 if rng.random() < behaviour.collateral:
                     seconds = 0.005 + behaviour.collateral_s * rng.random()
@@ -246,13 +383,26 @@ class Keeper:
     def _has_workers_of(self, generation: int) -> bool:
         return any(worker.generation == generation for worker in self.workers.values())
 
-    def _clear_after_signal(self, generation: int) -> None:
+    def _clear_after_signal(self, generation: int, held: tuple[int, ...]) -> None:
         if not self._has_workers_of(generation):
             return  # done already
+        self._spared = held
+        for worker in self.workers.values():
+            if worker.local_rank not in held:
+                self._exit(worker, -SIGKILL)
         if self.leftovers is not None and self.cluster.rng.random() < 0.5:
             return  # they ignore SIGTERM
+        if held:
+            clears_s = self.cluster.behaviour.clears_within_s * self.cluster.survivor_rng.random()
+            self.cluster.schedule.after(clears_s, self._finish_clearing, generation, held)
+            return
         self.leftovers = None
         self._report_if_clear()
+
+    def _finish_clearing(self, generation: int, held: tuple[int, ...]) -> None:
+        if (generation, held) == (self._is_clearing, self._spared):  # else there was another command
+            self.leftovers = None
+            self._report_if_clear()
 
     def _killed(self, generation: int) -> None:
         if not self._has_workers_of(generation):
@@ -265,12 +415,12 @@ class Keeper:
                 self._spread(worker)
             else:
                 self._exit(worker, -SIGKILL)
-        self.leftovers = None
+        self.leftovers, self._spared = None, ()
         self._report_if_clear()
 
     def _after_agent_death(self) -> None:
         if self.agent.host.is_up:
-            for worker in self.workers.values():
+            for worker in (*self._unadopted, *self.workers.values()):
                 if worker.is_alive:
                     self._ends(worker)
                     self._spread(worker)
@@ -282,7 +432,8 @@ class Keeper:
             generation, self._is_clearing = self._is_clearing, 0
             if sent := tuple(each.progress(self.cluster.schedule.now) for each in self.workers.values() if each.counts):
                 self._emit(events.ProgressSeen(generation, sent))
-            self._emit(events.NodeCleared(generation))
+            held = tuple(rank for rank in self._spared if self.workers[rank].is_alive)
+            self._emit(events.NodeCleared(generation, held))
 
     def examine(self, command: ExamineFailure) -> None:
         """Look for an error file and the last lines."""

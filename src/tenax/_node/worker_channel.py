@@ -1,0 +1,152 @@
+"""The channel to a worker that opts in: it is sent the end of its generation and the begin of the next one.
+
+One JSON object per line (UTF-8, at most 64 KiB). The worker's text is untrusted: what is unknown, out of bounds or out
+of turn closes the channel, and the worker cannot be held.
+
+    worker                                                agent
+      opt_in, generation, timeout_s    ->
+                                       <-                   end, generation, why
+      held, generation, step           ->
+                                       <-                   begin, generation, env
+
+A worker opts in once per generation. From ``begin`` on it counts as opted in, with its last timeout, so an ``end`` may
+arrive before it has opted in again.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from tenax._core import events
+from tenax._core.bounds import DECODE_ERRORS, MAX_NUMBER, Generation, HoldTimeout, Number
+from tenax._core.environment import GENERATIONS_PER_JOB_START
+from tenax._core.text import one_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax._node.supervisor import WorkerSocket
+
+_MAX_LINE = 1 << 16
+_MAX_WHY = 4096
+_MAX_VALUE = 4096  # of a variable, if the line would be too long
+_READ_SIZE = 1 << 16
+
+
+class OptIn(msgspec.Struct, tag="opt_in", tag_field="type", forbid_unknown_fields=True):
+    generation: Number
+    timeout_s: HoldTimeout = 5.0
+
+
+class Held(msgspec.Struct, tag="held", tag_field="type", forbid_unknown_fields=True):
+    generation: Number
+    step: Annotated[int, msgspec.Meta(ge=-1, le=MAX_NUMBER)] = -1
+
+
+class End(msgspec.Struct, tag="end", tag_field="type"):
+    generation: Generation
+    why: str
+
+
+class Begin(msgspec.Struct, tag="begin", tag_field="type"):
+    generation: Generation
+    env: dict[str, str]
+
+
+_decode = msgspec.json.Decoder(OptIn | Held).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class WorkerChannel:
+    """What was sent and received on one channel."""
+
+    def __init__(self, socket: WorkerSocket) -> None:
+        self._socket = socket
+        self._received = b""
+        self._outgoing = b""
+        self._has_opted_in = False  # in any generation
+        self._opted_in: int = 0  # the last generation in which the worker opted in
+        self._ended: int = 0  # the generation whose end was sent and not acknowledged
+
+    # --- to the worker ------------------------------------------------------------------------------------------------
+
+    def end(self, generation: int, why: str) -> None:
+        self._ended = generation
+        self._send(End(generation, one_line(why)[:_MAX_WHY]))
+
+    def begin(self, generation: int, env: dict[str, str]) -> None:
+        begin = Begin(generation, env)
+        if len(_encode(begin)) >= _MAX_LINE:
+            begin.env = {name: value[:_MAX_VALUE] for name, value in env.items()}
+        self._send(begin)
+
+    def _send(self, message: End | Begin) -> None:
+        if self._socket.fileno() >= 0:
+            self._outgoing += _encode(message) + b"\n"
+            self.flush()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._outgoing)
+
+    def flush(self) -> None:
+        try:
+            self._outgoing = self._outgoing[self._socket.sock.send(self._outgoing) :]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._close(f"its channel failed: {error.strerror}")
+
+    # --- from the worker ----------------------------------------------------------------------------------------------
+
+    def on_readable(self) -> bool:
+        """Handle what can be read now. Return whether there may be more."""
+        try:
+            data = self._socket.sock.recv(_READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self._close(f"its channel failed: {error.strerror}")
+            return False
+        if not data:
+            self._close("it closed its channel")
+            return False
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            if problem := self._handle(line):
+                self._close(f"it sent an invalid message: {problem}")
+                return False
+        if len(self._received) > _MAX_LINE:
+            self._close("it sent a message that is too long")
+        return True
+
+    def _handle(self, line: bytes) -> str:
+        """Handle one message; return why it is invalid, or an empty string."""
+        if len(line) > _MAX_LINE:
+            return "it is too long"
+        try:
+            message = _decode(line)
+        except DECODE_ERRORS as error:
+            return one_line(str(error))[:_MAX_WHY]
+        generation, rank = self._socket.generation, self._socket.local_rank
+        # A worker that was started in this generation knows it by its fencing token.
+        if message.generation % GENERATIONS_PER_JOB_START != generation % GENERATIONS_PER_JOB_START:
+            return f"it is about generation {message.generation}, not {generation}"
+        if isinstance(message, OptIn):
+            if self._opted_in == generation:
+                return "it opted in twice"
+            self._has_opted_in, self._opted_in = True, generation
+            self._socket.post(events.WorkerOptedIn(generation, rank, message.timeout_s))
+        elif self._ended != generation:
+            return "it acknowledged the end of a generation that has not ended"
+        else:
+            self._ended = 0
+            self._socket.post(events.WorkerHeld(generation, rank, message.step))
+        return ""
+
+    def _close(self, why: str) -> None:
+        self._outgoing = b""
+        self._socket.close()
+        if self._has_opted_in:
+            self._socket.post(events.WorkerOptedOut(self._socket.generation, self._socket.local_rank, why))

@@ -1,0 +1,221 @@
+"""Brings all ranks to one step: who has a whole state, who sends it to whom, who restores it.
+
+``decide`` is pure, and every rank decides from the same rows. Invariants:
+
+1. After ``agree`` all ranks have the same step. There is no mixture: a rank has the whole state of one step, or raises.
+2. Only a whole state is sent: one that this process has had since its last agreement and that no exception has cut.
+3. Sharded state is never sent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import NamedTuple
+
+from tenax.elastic import _torch
+from tenax.elastic._marks import sizes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, Protocol
+
+    from tenax.elastic._generation import Generation
+    from tenax.elastic._state import State
+    from tenax.store import TCPStore
+
+    class Group(Protocol):
+        """How the ranks reach each other."""
+
+        def gather(self, row: Sequence[int]) -> list[list[int]]: ...
+        def send(self, header: bytes, buffers: list[Any], rank: int) -> None: ...
+        def receive(self, rank: int) -> tuple[Any, list[Any]]: ...
+
+
+_NOTHING = -1  # in place of a step, for a state that is not whole
+_CHUNK = 4 << 20  # the store's limit for a value is 8 MiB
+_MAX_IN_STORE = 256 << 20
+
+
+class Row(NamedTuple):
+    """What one rank has."""
+
+    step: int  # -1: nothing whole
+    is_sharded: bool
+    is_in_place: bool  # for a shard: this rank had the same rank and world size before
+
+
+class Plan(NamedTuple):
+    """What all ranks do."""
+
+    why_restore: str = ""  # not empty: every rank restores the checkpoint
+    transfers: tuple[tuple[int, int], ...] = ()  # from, to
+
+
+def decide(rows: Sequence[Row]) -> Plan:
+    """Decide from what every rank has, by rank."""
+    missing = [rank for rank, row in enumerate(rows) if row.step == _NOTHING]
+    if len(missing) == len(rows):
+        return Plan("no rank has a whole state in memory")
+    if any(row.is_sharded for row in rows):
+        if missing:
+            return Plan(f"the state is sharded, and rank {missing[0]} does not have its shard")
+        moved = next((rank for rank, row in enumerate(rows) if not row.is_in_place), None)
+        if moved is not None:
+            return Plan(f"the state is sharded, and rank {moved} had another rank or world size before")
+        if len({row.step for row in rows}) > 1:
+            return Plan("the state is sharded, and its shards are of different steps")
+        return Plan()
+    last = max(row.step for row in rows)
+    senders = [rank for rank, row in enumerate(rows) if row.step == last]
+    receivers = [rank for rank, row in enumerate(rows) if row.step != last]
+    return Plan("", tuple((senders[at % len(senders)], receiver) for at, receiver in enumerate(receivers)))
+
+
+def agree(
+    generation: Generation,
+    state: State,
+    restore: Callable[[State], object] | None,
+    *,
+    is_torn: bool,
+    touch: Callable[[], None],
+) -> None:
+    """Carry out what ``Generation.agree`` promises. ``touch`` is called before the state is changed."""
+    if type(state.step) is not int or (state.step < 0 and not is_torn):
+        raise TypeError(f"state.step is {state.step!r}: it must be the number of completed steps")
+    if not state._is_sharded:
+        state._encode()  # what cannot be sent is an error now, not at the first failure
+    place = (generation.rank, generation.world_size)
+    had = state._place is not None and not is_torn
+    if had:
+        _torch.forget_step(state)
+    with _Groups(generation) as group:
+        plan = decide(_rows(group, state, had, state._place == place))
+        if plan.why_restore:
+            touch()
+            if state._place is not None or is_torn:
+                if generation.rank == 0:
+                    from tenax.elastic._worker import warn
+
+                    warn(f"all ranks restore the checkpoint: {plan.why_restore}")
+                state.step = _NOTHING  # so that a restore that finds no checkpoint does not keep what is not whole
+            if restore is not None:
+                restore(state)
+            plan = decide(_rows(group, state, state.step >= 0, True))
+            if plan.why_restore:
+                raise RuntimeError(f"the ranks could not agree on a state after restoring it: {plan.why_restore}")
+        _transfer(group, state, generation.rank, plan.transfers, touch)
+    state._place = place
+    _torch.begin_steps(state)
+
+
+def _rows(group: Group, state: State, is_whole: bool, is_in_place: bool) -> list[Row]:
+    mine = Row(state.step if is_whole else _NOTHING, state._is_sharded, is_in_place)
+    rows = group.gather([int(each) for each in mine])
+    return [Row(step, bool(is_sharded), bool(is_in_place)) for step, is_sharded, is_in_place in rows]
+
+
+def _transfer(
+    group: Group, state: State, rank: int, transfers: Sequence[tuple[int, int]], touch: Callable[[], None]
+) -> None:
+    receivers = [receiver for sender, receiver in transfers if sender == rank]
+    if receivers:
+        encoded, buffers = state._encode()
+        header = json.dumps(encoded).encode()
+        for receiver in receivers:
+            group.send(header, buffers, receiver)
+    for sender, receiver in transfers:
+        if receiver == rank:
+            touch()
+            state._load(*group.receive(sender))
+
+
+class _Groups:
+    """The group to use: torch's default process group if there is one, otherwise the workers' store."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._store: TCPStore | None = None
+
+    def __enter__(self) -> Group:
+        if self._generation.world_size == 1:
+            return _Alone()
+        if _torch.has_group():
+            return _torch.TorchGroup()
+        from tenax.store import TCPStore
+
+        if "MASTER_PORT" not in os.environ:
+            raise RuntimeError("agree needs a process group or MASTER_ADDR and MASTER_PORT, the address of the store")
+        self._store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        return _StoreGroup(self._store, self._generation)
+
+    def __exit__(self, *_: object) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+class _Alone:
+    """The only rank: it sends nothing."""
+
+    def gather(self, row: Sequence[int]) -> list[list[int]]:
+        return [list(row)]
+
+    def send(self, *_: object) -> None:
+        raise AssertionError("there is no other rank")
+
+    def receive(self, *_: object) -> tuple[Any, list[Any]]:
+        raise AssertionError("there is no other rank")
+
+
+class _StoreGroup:
+    """The ranks of a generation, through their store: for states of plain values, bytes and arrays."""
+
+    def __init__(self, store: TCPStore, generation: Generation) -> None:
+        self._store = store
+        self._generation = generation
+        self._rank = generation.rank
+
+    def _key(self, name: str) -> str:
+        return f"tenax.elastic/{self._generation.number}/{name}"
+
+    def gather(self, row: Sequence[int]) -> list[list[int]]:
+        self._generation._gathered += 1
+        keys = [self._key(f"row/{self._generation._gathered}/{rank}") for rank in range(self._generation.world_size)]
+        self._store.set(keys[self._rank], json.dumps(list(row)))
+        return [json.loads(each) for each in self._store.multi_get(keys)]
+
+    def send(self, header: bytes, buffers: list[Any], rank: int) -> None:
+        contents = [memoryview(header), *(_bytes(buffer) for buffer in buffers)]
+        total = sum(len(content) for content in contents)
+        if total > _MAX_IN_STORE:
+            raise ValueError(
+                f"the state has {total >> 20} MiB; at most {_MAX_IN_STORE >> 20} MiB are sent through the store"
+            )
+        self._store.set(self._key(f"state/{rank}"), str(len(header)))
+        for at, content in enumerate(contents):
+            for part, (start, end) in enumerate(_pieces(len(content))):
+                self._store.set(self._key(f"state/{rank}/{at}/{part}"), bytes(content[start:end]))
+
+    def receive(self, rank: int) -> tuple[Any, list[Any]]:  # noqa: ARG002 - the keys name the receiver
+        encoded = json.loads(self._receive(0, int(self._store.get(self._key(f"state/{self._rank}")))))
+        return encoded, [self._receive(1 + at, mark["details"][0]) for at, mark in enumerate(sizes(encoded))]
+
+    def _receive(self, at: int, size: int) -> bytes:
+        received = []
+        for part, _ in enumerate(_pieces(size)):
+            key = self._key(f"state/{self._rank}/{at}/{part}")
+            received.append(self._store.get(key))
+            self._store.delete_key(key)
+        return b"".join(received)
+
+
+def _bytes(buffer: Any) -> memoryview:
+    if _torch.is_tensor(buffer):
+        raise TypeError("the state has tensors, which only a process group sends: call init_process_group before agree")
+    return memoryview(buffer)
+
+
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, max(size, 1), _CHUNK):
+        yield start, min(size, start + _CHUNK)

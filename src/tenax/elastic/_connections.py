@@ -1,0 +1,65 @@
+"""Ends the network connections of a generation, so that a thread that is blocked in a collective returns.
+
+gloo's process groups have no working abort, and torch's store client waits without looking at signals. But both return
+with an exception as soon as their connection ends. Which connections belong to the generation:
+
+- those to its store, by the port, and
+- connected TCP sockets that a child process would inherit. gloo's are; the sockets of Python, of Go and of most
+  libraries are not, so connections to other services stay.
+
+Only sockets that were opened since the generation began are touched.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FOLDER = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+
+
+def open_sockets() -> set[tuple[int, int]]:
+    """Return what identifies the sockets that this process has open."""
+    return {(status.st_dev, status.st_ino) for _, status in _sockets()}
+
+
+def end_connections(before: set[tuple[int, int]], store_port: int) -> None:
+    """Shut down the connections of the generation that began when ``before`` were open."""
+    for descriptor, status in _sockets():
+        if (status.st_dev, status.st_ino) not in before:
+            _end(descriptor, status, store_port)
+
+
+def _sockets() -> Iterator[tuple[int, os.stat_result]]:
+    for name in os.listdir(_FOLDER):
+        try:
+            status = os.stat(int(name))
+        except OSError:
+            continue  # closed meanwhile
+        if stat.S_ISSOCK(status.st_mode):
+            yield int(name), status
+
+
+def _end(descriptor: int, status: os.stat_result, store_port: int) -> None:
+    try:
+        is_inheritable = os.get_inheritable(descriptor)
+        copy = socket.socket(fileno=os.dup(descriptor))
+    except OSError:
+        return  # closed meanwhile
+    with copy:
+        found = os.fstat(copy.fileno())
+        if (found.st_dev, found.st_ino) != (status.st_dev, status.st_ino):
+            return  # the number was used again meanwhile
+        if copy.family not in (socket.AF_INET, socket.AF_INET6) or copy.type != socket.SOCK_STREAM:
+            return
+        try:
+            if is_inheritable or copy.getpeername()[1] == store_port:
+                copy.getpeername()  # raises for a socket that listens: gloo would abort the process
+                copy.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # not connected

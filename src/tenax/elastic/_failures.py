@@ -1,0 +1,37 @@
+"""Which exceptions report a lost peer, and nothing about this process."""
+
+from __future__ import annotations
+
+import sys
+
+# Of exceptions that have no class of their own: gloo's paths, and NCCL's and XLA's texts.
+_TEXTS = (
+    "gloo/transport/",
+    "gloo/rendezvous/",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "communicator was aborted",
+    "ncclRemoteError",
+)
+
+
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Return whether the exception, or one in whose handling it was raised, reports a lost peer or store."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, _classes()) or (
+            isinstance(error, RuntimeError | ValueError) and any(text in str(error) for text in _TEXTS)
+        ):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def _classes() -> tuple[type[BaseException], ...]:
+    found: list[type[BaseException]] = [ConnectionError]
+    for module, name in (("torch.distributed", "DistError"), ("tenax.store._api", "StoreError")):
+        known = getattr(sys.modules.get(module), name, None)
+        if known is not None:
+            found.append(known)
+    return tuple(found)

@@ -1,0 +1,173 @@
+"""The loop over generations, the block of each, and critical sections."""
+
+from __future__ import annotations
+
+import os
+
+from tenax import progress
+from tenax.elastic import _agreement, _torch
+from tenax.elastic._channel import VARIABLE, Channel
+from tenax.elastic._failures import is_lost_peer
+from tenax.elastic._worker import GenerationEnded, Worker, apply
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from tenax.elastic._state import State
+
+_NUMBERS_PER_JOB_START = 1_000_000  # TENAX_GENERATION counts on from here after a restart of the whole job
+_END_TIMEOUT_S = 5.0  # for the agent's announcement, after this process has lost a peer
+
+
+class Generation:
+    """One generation, as the process that takes part in it sees it.
+
+    ``number``: from 1; the fencing token is ``tenax.preemption.generation()``.
+    ``rank``, ``world_size``: of this process in this generation.
+    ``why``: why the generation was formed.
+    """
+
+    def __init__(self, worker: Worker | None) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.number = worker.generation if worker else _number()
+        self.why = os.environ.get("TENAX_GENERATION_REASON", "")
+        self._worker = worker
+        self._state: State | None = None
+        self._has_ended = False
+        self._gathered = 0
+
+    def __repr__(self) -> str:
+        return f"Generation({self.number}, rank {self.rank} of {self.world_size})"
+
+    def agree(self, state: State, restore: Callable[[State], object] | None = None) -> None:
+        """Bring all ranks to the same step. Every rank calls it, after its process group exists, before the first step.
+
+        The ranks whose ``state.step`` is the greatest keep their state and send it to the ranks that are behind or new.
+        If no rank has a state in memory, in the first generation or because all were interrupted in an update, every
+        rank calls ``restore(state)``, which loads the last checkpoint, if there is one, and sets ``state.step``.
+
+        The state is sent through torch's default process group; without one, through the workers' store.
+        """
+        self._state = state
+        worker = self._worker
+        if worker is None:
+            _agreement.agree(self, state, restore, is_torn=False, touch=_nothing)
+        else:
+            _agreement.agree(self, state, restore, is_torn=worker.is_torn, touch=worker.touch)
+            worker.is_torn = False
+
+    def completed(self, step: int) -> None:
+        """Report that ``step`` is whole on this rank. If the generation has ended, this raises ``GenerationEnded``."""
+        if self._state is not None:
+            _torch.keep_buffers(self._state)
+        progress.step(step)
+        if self._worker is not None:
+            self._worker.completed()
+
+    def __enter__(self) -> Generation:
+        if self._worker is not None:
+            self._worker.enter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if self._worker is None:
+            return False
+        self._worker.leave(is_torn=kind is not None)
+        is_end = kind is None or kind is GenerationEnded
+        if not is_end and not is_lost_peer(error):
+            return False
+        if not self._worker.why_ended(0.0 if is_end else _END_TIMEOUT_S):
+            return False
+        self._has_ended = True
+        _torch.destroy_groups()
+        return True
+
+
+def generations(*, timeout_s: float = 5.0) -> Iterator[Generation]:
+    """Iterate over the generations that this process takes part in: one, unless tenax runs the process.
+
+    The loop ends when a block is left without the generation having ended, or not entered. ``timeout_s``: how long the
+    agent waits for this process to leave the block after the end of a generation; later, it is stopped and replaced.
+    """
+    if not 0 < timeout_s <= 3600:
+        raise ValueError(f"timeout_s is {timeout_s}: it must be greater than 0 and at most 3600")
+    worker = _open(timeout_s)
+    while True:
+        generation = Generation(worker)
+        try:
+            yield generation
+        except GeneratorExit:
+            if worker is not None:
+                worker.finish()
+            raise
+        if worker is None:
+            return
+        if not generation._has_ended:
+            break
+        step = generation._state.step if generation._state is not None else -1
+        apply(worker.next_generation(step))
+    worker.finish()
+
+
+class _Critical:
+    """A section that is not interrupted, on this process's worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def __enter__(self) -> None:
+        self._worker.enter_critical()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._worker.leave_critical(is_torn=kind is not None)
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def critical() -> AbstractContextManager[None]:
+    """Return a context manager for what must not be cut in two: an update of the state, writing a checkpoint.
+
+    The end of a generation is raised after it, not in it. In other threads it keeps the process in the generation until
+    the section is left. An exception that leaves it makes the state unknown: another rank's is used.
+    """
+    return _Nothing() if _worker is None else _Critical(_worker)
+
+
+def _nothing() -> None:
+    """Without an agent the state is always this process's own."""
+
+
+_worker: Worker | None = None
+
+
+def _open(timeout_s: float) -> Worker | None:
+    """Return this process's worker, if an agent has passed it a channel."""
+    global _worker  # noqa: PLW0603 - a process is one worker
+    descriptor = os.environ.pop(VARIABLE, "")
+    if descriptor:
+        _worker = open_worker(Channel.inherited(int(descriptor)), timeout_s)
+    elif _worker is not None and not _worker.resume(timeout_s):
+        _worker = None
+    return _worker
+
+
+def open_worker(channel: Channel, timeout_s: float) -> Worker:
+    """Opt in."""
+    _torch.configure(os.environ)
+    return Worker(channel, _number(), timeout_s)
+
+
+def _number() -> int:
+    return int(os.environ.get("TENAX_GENERATION", "0")) % _NUMBERS_PER_JOB_START

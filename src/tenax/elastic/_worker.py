@@ -1,0 +1,244 @@
+"""This process as a worker that has opted in: what the agent announced, and whether the script may be interrupted.
+
+Invariants:
+
+1. ``GenerationEnded`` is raised only in the thread that runs the block, only inside the block, and neither in a
+   critical section, nor from the start of an optimizer step to ``completed``, nor in code of this package.
+2. ``held`` is sent once per generation, after ``end``, and after everything of that generation has ended: the block,
+   and the critical sections of all threads.
+3. An exception that leaves a critical section or an optimizer step makes the state unknown (``is_torn``). A torn state
+   is never sent to another rank, and never used.
+4. A forked child has no channel.
+
+The reader thread receives messages. At the end of a generation it ends the connections that the script may be blocked
+in and interrupts the main thread with SIGURG, again and again until the block is left: a connection may have been
+opened meanwhile, and an exception is lost if it is raised in a destructor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from tenax import progress
+from tenax.elastic import _torch
+from tenax.elastic._connections import end_connections, open_sockets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from tenax.elastic._channel import Channel
+
+_AGAIN_S = 0.02  # between two attempts to interrupt the script, doubled each time
+_MAX_AGAIN_S = 0.5
+_SIGNAL = signal.SIGURG  # ignored by default, and used by nothing else in a Python program
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+class GenerationEnded(BaseException):
+    """The generation has ended, and this process takes part in the next. The text is the reason.
+
+    ``with generation`` catches it. It is not an ``Exception``, so that a handler for the errors of a batch does not.
+    """
+
+
+class Worker:
+    """The state that the main thread and the reader thread share."""
+
+    def __init__(self, channel: Channel, generation: int, timeout_s: float) -> None:
+        self.generation = generation
+        self.is_torn = False
+        self._channel = channel
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._ended = ""  # why this generation has ended
+        self._begin: tuple[int, dict[str, str]] | None = None
+        self._is_closed = False
+        self._is_finished = False  # the loop is over: this process takes part in no other generation
+        self._is_inside = False  # the block
+        self._is_updating = False  # from the start of an optimizer step to completed()
+        self._depth = 0  # of critical sections in the thread that runs the block
+        self._elsewhere = 0  # critical sections in other threads
+        self._thread = threading.get_ident()
+        self._sockets = open_sockets()
+        self._is_interruptible = threading.current_thread() is threading.main_thread()
+        self._previous = signal.signal(_SIGNAL, self._on_signal) if self._is_interruptible else None
+        self._has_hooks = False
+        os.register_at_fork(after_in_child=self._forget)
+        channel.send(type="opt_in", generation=generation, timeout_s=timeout_s)
+        threading.Thread(target=self._read, name="tenax-elastic", daemon=True).start()
+
+    # --- the main thread ----------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Begin the block."""
+        if not self._has_hooks:
+            self._has_hooks = _torch.before_optimizer_steps(self.begin_update)
+        self._is_inside = True
+
+    def leave(self, *, is_torn: bool) -> None:
+        """End the block."""
+        self._is_inside = False
+        self.is_torn |= is_torn and self._is_updating
+        self._is_updating = False
+        self._depth = 0
+
+    def begin_update(self) -> None:
+        """An optimizer step begins: do not interrupt before ``completed``."""
+        if self._is_inside and threading.get_ident() == self._thread:
+            if not self._is_updating:
+                _torch.wait_for_gradients()
+                self.raise_if_ended()
+            self._is_updating = True
+
+    def touch(self) -> None:
+        """The state is being replaced: until that is done, it is not whole."""
+        self.is_torn = True
+
+    def completed(self) -> None:
+        self._is_updating = False
+        self.raise_if_ended()
+
+    def raise_if_ended(self) -> None:
+        if self._ended and self._is_inside and not self._depth and not self._is_updating:
+            raise GenerationEnded(self._ended)
+
+    def enter_critical(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._depth += 1
+        else:
+            with self._changed:
+                self._elsewhere += 1
+
+    def leave_critical(self, *, is_torn: bool) -> None:
+        self.is_torn |= is_torn
+        if threading.get_ident() == self._thread:
+            self._depth = max(0, self._depth - 1)
+            if not is_torn:
+                self.raise_if_ended()
+        else:
+            with self._changed:
+                self._elsewhere -= 1
+                self._changed.notify_all()
+
+    def why_ended(self, timeout_s: float = 0.0) -> str:
+        """Return why the generation has ended, waiting for that; empty: it has not."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._is_closed, timeout_s)
+            return self._ended
+
+    def next_generation(self, step: int) -> dict[str, str]:
+        """Acknowledge the end of the generation, wait for the next one, and return its variables."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._elsewhere)
+            self._channel.send(type="held", generation=self.generation, step=step)
+            ended, self._ended = self._ended, ""
+            self._changed.notify_all()  # the reader does not interrupt any more
+            self._changed.wait_for(lambda: self._begin is not None or self._is_closed)
+            if self._begin is None:
+                raise SystemExit(f"tenax: this worker takes part in no other generation (the last one ended: {ended})")
+            (self.generation, env), self._begin = self._begin, None
+            self._sockets = open_sockets()
+        return env
+
+    def finish(self) -> None:
+        """The loop is over. A worker that is busy with something else does not acknowledge an end."""
+        with self._changed:
+            self._is_finished = True
+            if self._ended:
+                self._channel.shut_down()
+        if self._is_interruptible:
+            signal.signal(_SIGNAL, self._previous)
+
+    def resume(self, timeout_s: float) -> bool:
+        """Begin another loop. Return False if the agent has closed the channel."""
+        with self._changed:
+            self._timeout_s, self._is_finished = timeout_s, self._is_closed
+            if self._is_closed:
+                return False
+        if self._is_interruptible:
+            self._previous = signal.signal(_SIGNAL, self._on_signal)
+        return True
+
+    # --- the reader thread --------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        while message := self._channel.receive():
+            if not self._take(message):
+                break
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._channel.shut_down()
+
+    def _take(self, message: dict[str, Any]) -> bool:
+        with self._changed:
+            if message["type"] == "begin":
+                if message["generation"] <= self.generation or self._ended or self._begin is not None:
+                    return False
+                self._begin = (message["generation"], message["env"])
+                # Not later, by the main thread: the next failure may come before that runs.
+                self._channel.send(type="opt_in", generation=message["generation"], timeout_s=self._timeout_s)
+                self._changed.notify_all()
+                return True
+            if self._begin is not None:  # and that generation has ended already
+                self._changed.wait_for(lambda: self._begin is None or self._is_finished)
+            if message["generation"] != self.generation or self._is_finished:
+                return False
+            self._ended = message["why"] or "the generation ended"
+            self._changed.notify_all()
+        self._interrupt()
+        return True
+
+    def _interrupt(self) -> None:
+        """Until the main thread has left the block, make it leave."""
+        again_s = _AGAIN_S
+        groups = _torch.abort_groups  # once: it waits until they are aborted
+        while True:
+            if self._is_interruptible:
+                signal.pthread_kill(self._thread, _SIGNAL)
+            groups()
+            groups = _nothing
+            with self._changed:
+                if not self._ended or self._is_finished:
+                    return
+                end_connections(self._sockets, int(os.environ.get("MASTER_PORT", "0")))
+                self._changed.wait_for(lambda: not self._ended or self._is_finished, again_s)
+                if not self._ended or self._is_finished:
+                    return
+            again_s = min(2 * again_s, _MAX_AGAIN_S)
+
+    # --- anywhere -----------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, _: int, frame: FrameType | None) -> None:
+        """Interrupt the block, unless this is code of the package: that checks itself, or is interrupted later."""
+        if frame is None or not str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+            self.raise_if_ended()
+
+    def _forget(self) -> None:
+        """In a forked child: leave the channel to the parent, and interrupt nothing."""
+        self._channel.close()
+        self._is_inside = self._is_updating = False
+        self._ended = ""
+        self._depth = self._elsewhere = 0
+        self._changed = threading.Condition()
+        self._is_closed = self._is_finished = True
+
+
+def _nothing() -> None:
+    """Stand in for what has been done."""
+
+
+def apply(env: dict[str, str]) -> None:
+    """Make the variables of the next generation those of this process."""
+    os.environ.update(env)
+    _torch.configure(os.environ)
+    progress.begin_generation()
+
+
+def warn(message: str) -> None:
+    sys.stderr.write(f"tenax: {message}\n")

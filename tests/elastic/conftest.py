@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from .fake_agent import FakeAgent
+
+
+@pytest.fixture
+def agent() -> Iterator[FakeAgent]:
+    """An agent whose channel the next ``generations()`` finds."""
+    before = dict(os.environ)
+    agent = FakeAgent()
+    agent.offer()
+    yield agent
+    agent.close()
+    os.environ.clear()
+    os.environ.update(before)

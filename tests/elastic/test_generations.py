@@ -1,0 +1,343 @@
+"""The loop over generations, with an agent at the other end of the channel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tenax import elastic
+
+from .fake_agent import FakeAgent
+
+
+def wait_to_be_interrupted() -> None:
+    threading.Event().wait(60)
+    raise AssertionError("not interrupted")
+
+
+def test_without_an_agent_there_is_one_generation_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread, no signal handler, and ``critical`` does nothing."""
+    for name in ("TENAX_ELASTIC_FD", "RANK", "WORLD_SIZE", "TENAX_GENERATION"):
+        monkeypatch.delenv(name, raising=False)
+    threads, handler = threading.active_count(), signal.getsignal(signal.SIGURG)
+    state = elastic.State(step=0)
+    seen = []
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state, restore=lambda state: seen.append("restored"))
+            assert threading.active_count() == threads
+            assert signal.getsignal(signal.SIGURG) is handler
+            while state.step < 3:
+                with elastic.critical():
+                    state.step += 1
+                generation.completed(state.step)
+            seen.append((generation.rank, generation.world_size, generation.number))
+    assert seen == ["restored", (0, 1, 0)]
+
+
+def test_a_survivor_takes_part_in_the_next_generation(agent: FakeAgent) -> None:
+    """It opts in, is interrupted, acknowledges with its last step, and continues with the new variables."""
+    state = elastic.State(step=0)
+    seen = []
+    for generation in elastic.generations(timeout_s=7):
+        seen.append((generation.number, generation.rank, generation.world_size, generation.why))
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            state.step += 1
+            generation.completed(state.step)
+            agent.end_and_begin(2, rank=1)
+            wait_to_be_interrupted()
+    assert seen == [(1, 0, 1, "reason 1"), (2, 1, 1, "reason 2")]
+    assert agent.receive() == {"type": "opt_in", "generation": 1, "timeout_s": 7}
+    assert agent.receive() == {"type": "held", "generation": 1, "step": 1}
+    assert agent.receive() == {"type": "opt_in", "generation": 2, "timeout_s": 7}
+    assert os.environ["RANK"] == "1"
+    assert "TENAX_ELASTIC_FD" not in os.environ
+
+
+def test_the_end_is_raised_after_a_critical_section_not_in_it(agent: FakeAgent) -> None:
+    state = elastic.State(step=0)
+    seen = []
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            with elastic.critical():
+                with elastic.critical():
+                    agent.end_and_begin()
+                    wait_for_the_signal()
+                seen.append("outer section")
+                state.step += 1
+            seen.append("never")
+    assert seen == ["outer section"]
+    assert state.step == 1
+
+
+def wait_for_the_signal() -> None:
+    """Wait until SIGURG was received; its handler does not raise here."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        assert os.read(reader, 1) == bytes([signal.SIGURG])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_an_exception_that_leaves_a_critical_section_makes_the_state_unknown(agent: FakeAgent) -> None:
+    """The state is restored, because no other rank has it; a restore that loads nothing is an error."""
+    state = elastic.State(step=0)
+    restored = []
+
+    def restore(state: elastic.State) -> None:
+        restored.append(state.step)
+        state.step = 3
+
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state, restore=restore)
+            if generation.number == 2:
+                break
+            agent.end_and_begin()
+            with elastic.critical():
+                state.step += 1
+                raise ConnectionResetError("in the middle of an update")
+    assert restored == [0, -1]
+    assert state.step == 3
+
+
+def test_a_state_that_is_not_whole_is_never_kept(agent: FakeAgent) -> None:
+    state = elastic.State(step=0)
+
+    def loop() -> None:
+        for generation in elastic.generations():
+            with generation:
+                generation.agree(state, restore=lambda state: None)
+                agent.end_and_begin()
+                with elastic.critical():
+                    state.step += 1
+                    raise ConnectionResetError("in the middle of an update")
+
+    with pytest.raises(RuntimeError, match="no rank has a whole state"):
+        loop()
+
+
+def test_a_lost_peer_waits_for_the_end_of_the_generation(agent: FakeAgent) -> None:
+    state = elastic.State(step=0)
+    ends = threading.Thread(target=lambda: agent.receive() and agent.end_and_begin())
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            ends.start()  # after the exception, or before it
+            raise BrokenPipeError("a peer is gone")
+    ends.join()
+    assert generation.number == 2
+
+
+def test_any_other_exception_is_raised_at_once(agent: FakeAgent) -> None:
+    def loop() -> None:
+        for generation in elastic.generations():
+            with generation:
+                raise ValueError("wrong label")
+
+    with pytest.raises(ValueError, match="wrong label"):
+        loop()
+    assert agent.receive()["type"] == "opt_in"
+    agent.end()
+    assert agent.receive() == {}  # the process takes part in no other generation
+
+
+def test_completed_raises_the_end(agent: FakeAgent) -> None:
+    """An update by an optimizer is over with ``completed``, which raises what was put off."""
+    from tenax.elastic import _generation
+
+    state = elastic.State(step=0)
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            worker = _generation._worker
+            assert worker is not None
+            worker.begin_update()  # what the hook of torch's optimizers calls
+            agent.end_and_begin()
+            wait_for_the_signal()
+            state.step += 1
+            generation.completed(state.step)
+            raise AssertionError("not interrupted")
+    assert state.step == 1
+
+
+def test_an_exception_between_an_optimizer_step_and_completed_makes_the_state_unknown(agent: FakeAgent) -> None:
+    from tenax.elastic import _generation
+
+    state = elastic.State(step=0)
+
+    def loop() -> None:
+        for generation in elastic.generations():
+            with generation:
+                generation.agree(state)
+                worker = _generation._worker
+                assert worker is not None
+                worker.begin_update()
+                agent.end_and_begin()
+                raise ConnectionResetError("in the optimizer")
+
+    with pytest.raises(RuntimeError, match="no rank has a whole state"):
+        loop()
+
+
+def test_a_block_that_is_left_after_the_end_is_followed_by_the_next_generation(agent: FakeAgent) -> None:
+    """The rank that has finished first still has the state that others may need."""
+    numbers = []
+    state = elastic.State(step=0)
+    for generation in elastic.generations():
+        numbers.append(generation.number)
+        with elastic.critical(), generation:  # so nothing is raised in the block
+            generation.agree(state)
+            if generation.number == 1:
+                agent.end_and_begin()
+                wait_for_the_signal()
+    assert numbers == [1, 2]
+
+
+def test_a_generation_that_ended_before_the_worker_saw_it_begin_is_acknowledged_too(agent: FakeAgent) -> None:
+    state = elastic.State(step=0)
+    numbers = []
+    for generation in elastic.generations():
+        numbers.append(generation.number)
+        with generation:
+            if generation.number == 3:
+                break
+            if generation.number == 1:
+                generation.agree(state)
+                agent.end_and_begin()
+                wait_to_be_interrupted()
+            agent.end_and_begin(3)
+            wait_to_be_interrupted()
+    assert numbers == [1, 2, 3]
+    messages = [agent.receive() for _ in range(5)]
+    assert [(each["type"], each["generation"]) for each in messages] == [
+        ("opt_in", 1),
+        ("held", 1),
+        ("opt_in", 2),
+        ("held", 2),
+        ("opt_in", 3),
+    ]
+
+
+def test_held_is_sent_after_the_critical_sections_of_other_threads(agent: FakeAgent) -> None:
+    state = elastic.State(step=0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def save() -> None:
+        with elastic.critical():
+            entered.set()
+            leave.wait(60)
+            assert not agent.has_message()
+
+    thread = threading.Thread(target=save)
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            assert agent.receive()["type"] == "opt_in"
+            thread.start()
+            entered.wait(60)
+            threading.Timer(0.01, leave.set).start()
+            agent.end_and_begin()
+            wait_to_be_interrupted()
+    thread.join()
+    assert agent.receive()["type"] == "held"
+
+
+def test_a_worker_that_is_held_exits_when_the_channel_closes(agent: FakeAgent) -> None:
+    def loop() -> None:
+        for generation in elastic.generations():
+            with generation:
+                agent.end()
+                agent.close()
+                wait_to_be_interrupted()
+
+    with pytest.raises(SystemExit, match="takes part in no other generation"):
+        loop()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"nonsense\n",
+        b"[]\n",
+        b'{"type":"end","generation":"1","why":""}\n',
+        b'{"type":"end","generation":7,"why":"x"}\n',
+        b'{"type":"begin","generation":1,"env":{}}\n',
+        b'{"type":"begin","generation":2,"env":{"RANK":1}}\n',
+        b"x" * 200_000,
+    ],
+)
+def test_a_message_that_is_not_understood_closes_the_channel(agent: FakeAgent, line: bytes) -> None:
+    """The worker goes on as one that has not opted in."""
+    for generation in elastic.generations():
+        with generation:
+            assert agent.receive()["type"] == "opt_in"
+            agent.send(line)
+            assert agent.receive() == {}
+            generation.completed(1)
+    assert generation.number == 1
+
+
+def test_the_next_loop_of_a_process_uses_the_same_channel(agent: FakeAgent) -> None:
+    for _ in range(2):
+        for generation in elastic.generations():
+            with generation:
+                pass
+    state = elastic.State(step=0)
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 1:
+                agent.end_and_begin()
+                wait_to_be_interrupted()
+    assert generation.number == 2
+
+
+def test_the_handler_of_the_script_comes_back_after_the_loop(agent: FakeAgent) -> None:
+    before = signal.getsignal(signal.SIGURG)
+    for generation in elastic.generations():
+        with generation:
+            assert signal.getsignal(signal.SIGURG) is not before
+    assert signal.getsignal(signal.SIGURG) is before
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 3601, float("nan")])
+def test_a_timeout_out_of_bounds_is_refused(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match="timeout_s"):
+        next(iter(elastic.generations(timeout_s=timeout_s)))
+
+
+@pytest.mark.process
+def test_a_forked_child_does_not_touch_the_channel(agent: FakeAgent) -> None:
+    for generation in elastic.generations():
+        with generation:
+            assert agent.receive()["type"] == "opt_in"
+            pid = os.fork()
+            if pid == 0:
+                with elastic.critical():
+                    generation.completed(1)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert not agent.has_message()
+            generation.completed(1)
+    agent.end()
+    assert agent.receive() == {}
