@@ -220,8 +220,7 @@ class Generation(msgspec.Struct):
     survivors: dict[str, int] = {}  # by member: how many of its workers took part in the generation before
     is_uncharged: bool = False  # its failures cost no restart
     keeps_survivors: bool = True  # workers that are held after it take part in the next one
-    hang: messages.HangReport | None = None  # the last one of it ...
-    hang_over_at: float | None = None  # ... and when activity was seen again
+    hang: ReportedHang | None = None  # the last one of it
     diagnosis: Diagnosis | None = None  # once all members have stopped
 
     def has(self, node_id: str) -> bool:
@@ -248,6 +247,13 @@ class Generation(msgspec.Struct):
         if stopped.global_rank not in self.stopped and len(self.stopped) < _MAX_STOPPED:
             stopped = stopped.brief() if len(self.stopped) >= _MAX_STOPPED_WITH_TEXTS else stopped
             self.stopped[stopped.global_rank] = msgspec.structs.replace(stopped, host=host)
+
+
+class ReportedHang(msgspec.Struct):
+    """A hang that was reported."""
+
+    report: messages.HangReport
+    over_at: float | None = None  # when activity was seen again
 
 
 class Quiet(msgspec.Struct):

@@ -22,7 +22,9 @@ from .frameworks import JOBS
 from .played import NODES, SLOTS
 
 _HERE = Path(__file__).parent
-_NOISE = re.compile(r"(?:\[rank\d+\]: )?(?:frame #\d+: |    @ +0x|\s+[~^]+\s*$|C\+\+ CapturedTraceback|#\d+ |Extension modules: )")
+_NOISE = re.compile(
+    r"(?:\[rank\d+\]: )?(?:frame #\d+: |    @ +0x|\s+[~^]+\s*$|C\+\+ CapturedTraceback|#\d+ |Extension modules: )"
+)
 _FRAME = re.compile(r"(?:\[rank\d+\]: )?  File \"")
 _MAX_FRAMES = 3  # before and after what is left out
 _MAX_LINES = 120

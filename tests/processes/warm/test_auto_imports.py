@@ -21,7 +21,9 @@ PACKAGES = {
     "small.py": "import other",
     "other.py": "",
     "third.py": "",
-    "torch.py": "",
+    "torch/__init__.py": "",
+    "torch/optim.py": "",
+    "torch/_dynamo.py": "",
 }
 LOOK = """
 import json, sys
@@ -84,6 +86,15 @@ def project(tmp_path: Path) -> Project:
         pytest.param("from big.nn import *", ["big.nn"], id="everything"),
         pytest.param("import third\nimport big\nimport third", ["third", "big"], id="order"),
         pytest.param("import third\nimport torch", ["torch", "third"], id="foundations first"),
+        pytest.param(
+            "import torch\ndef main():\n    torch.optim.SGD([])",
+            ["torch", "torch._dynamo"],
+            id="what an optimizer imports",
+        ),
+        pytest.param(
+            "from torch import optim", ["torch", "torch.optim", "torch._dynamo"], id="what optimizers import"
+        ),
+        pytest.param("import torch\nbig.optim", ["torch"], id="another optimizer"),
         pytest.param("from big import (\n    optim,\n    nn,\n)", ["big", "big.optim", "big.nn"], id="brackets"),
         pytest.param("'''\nimport big\n'''", [], id="in a text"),
         pytest.param("# import big", [], id="in a comment"),

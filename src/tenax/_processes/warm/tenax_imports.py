@@ -21,6 +21,8 @@ _MAX_FILES = 500
 # Packages that others import and that import none of those. A module that must be left out often imports one of these
 # before that is found: if it is imported already, its import is not lost.
 _FOUNDATIONS = frozenset({"jax", "jaxlib", "numpy", "pandas", "scipy", "tensorflow", "torch"})
+# torch imports this when the first optimizer is made, in over a second: each worker would do so again.
+_BY_OPTIMIZERS = "torch._dynamo"
 _HARMLESS_CALLS = ("warnings", "logging")  # modules whose functions change no import
 
 
@@ -37,6 +39,9 @@ def third_party_imports(script: "tuple[str, bool]") -> "tuple[list[str], dict[st
         f"{reading.end}, runs before its import and may affect it; --preload {','.join(missed[:1])} preloads it anyway"
     )
     found = sorted(reading.found, key=lambda name: name.partition(".")[0] not in _FOUNDATIONS)
+    if further.has_optimizers and "torch" in (name.partition(".")[0] for name in found):
+        folder = _folder_of(_BY_OPTIMIZERS)
+        found += [_BY_OPTIMIZERS] if folder is not None and _file_of(_BY_OPTIMIZERS, folder) else []
     return found, dict.fromkeys(missed[:1], why)
 
 
@@ -46,6 +51,7 @@ class _Scan:
     def __init__(self, script: "tuple[str, bool]", *, to_the_end: bool = False) -> None:
         self.found: dict[str, None] = {}
         self.end = ""  # file and line where the scan had to end; empty: it was complete
+        self.has_optimizers = False  # of torch
         self._seen: set[str] = set()
         self._is_full = to_the_end
         name, is_module = script
@@ -56,7 +62,9 @@ class _Scan:
         if path in self._seen or len(self._seen) >= _MAX_FILES or self.end:
             return
         self._seen.add(path)
-        for node in _statements(path):
+        body = _parsed(path)
+        self.has_optimizers |= any(map(_is_optimizers, _walk(body)))
+        for node in _statements(body):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for name in _names(node, module, path):
                     self._import(name)
@@ -101,13 +109,37 @@ def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
 # --- statements -------------------------------------------------------------------------------------------------------
 
 
-def _statements(path: str) -> "Iterator[ast.stmt]":
-    """Yield the statements that certainly run, in order; a block that may run is yielded as one statement."""
+def _parsed(path: str) -> "list[ast.stmt]":
     try:
         with open(path, "rb") as file:
-            waiting: list[ast.stmt] = ast.parse(file.read(), path).body
+            return ast.parse(file.read(), path).body
     except (OSError, SyntaxError, ValueError, RecursionError):  # the worker will report it
-        return
+        return []
+
+
+def _walk(body: "list[ast.stmt]") -> "Iterator[ast.AST]":
+    return (node for statement in body for node in ast.walk(statement))
+
+
+def _is_optimizers(node: ast.AST) -> bool:
+    """Return whether this is ``torch.optim``, or imports from it."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "torch.optim" or (
+            node.module == "torch" and any(alias.name == "optim" for alias in node.names)
+        )
+    if isinstance(node, ast.Import):
+        return any(alias.name == "torch.optim" for alias in node.names)
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "optim"
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "torch"
+    )
+
+
+def _statements(body: "list[ast.stmt]") -> "Iterator[ast.stmt]":
+    """Yield the statements that certainly run, in order; a block that may run is yielded as one statement."""
+    waiting = list(body)
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, ast.If):

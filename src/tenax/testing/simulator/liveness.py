@@ -96,8 +96,10 @@ class Liveness:
 
     @property
     def _stopping_s(self) -> float:
-        setup = self.cluster.setup
-        return setup.grace_s + (setup.abandon_s if setup.behaviour.stuck else 0.0) + 2.0  # evidence may take as long
+        setup, behaviour = self.cluster.setup, self.cluster.setup.behaviour
+        holding_s = behaviour.hold_timeout_s if behaviour.opts_in else 0.0  # then those that do not react are stopped
+        abandoning_s = setup.abandon_s if behaviour.stuck else 0.0
+        return holding_s + setup.grace_s + abandoning_s + 2.0  # evidence may take as long
 
     def _note(self, text: str) -> None:
         if self.cluster.history is not None:

@@ -100,7 +100,9 @@ class Keeper:
         cluster = self.cluster
         formation = cluster.checks.granted(self.agent, assignment)
         before, self.workers = self.workers, {}
-        cluster.checks.kept(self.agent, assignment, [worker for worker in before.values() if worker.is_alive], survivors)
+        cluster.checks.kept(
+            self.agent, assignment, [worker for worker in before.values() if worker.is_alive], survivors
+        )
         self._starting, self._unadopted = [], [before[local_rank] for local_rank in survivors]
         at = cluster.schedule.now
         for local_rank in survivors:
@@ -214,7 +216,9 @@ class Keeper:
     def _close_channel(self, worker: Worker) -> None:
         if worker.is_alive and self.workers.get(worker.local_rank) is worker and not worker.is_deaf:
             worker.is_deaf = True
-            self._emit_from(worker, events.WorkerOptedOut(worker.generation, worker.local_rank, "it closed its channel"))
+            self._emit_from(
+                worker, events.WorkerOptedOut(worker.generation, worker.local_rank, "it closed its channel")
+            )
 
     def end(self, generation: int, local_ranks: tuple[int, ...]) -> None:
         """Send workers the end of their generation."""
@@ -241,7 +245,7 @@ class Keeper:
 
     def _die_held(self, worker: Worker) -> None:
         if worker.is_alive and worker.is_held and self._is_reachable:
-            if self.cluster.survivor_rng.random() < self.cluster.behaviour.leaves_behind:
+            if self.cluster.survivor_rng.random() < 0.5:
                 self.leftovers = worker.formation
             self._exit(worker, -SIGKILL)
 
@@ -388,8 +392,17 @@ class Keeper:
                 self._exit(worker, -SIGKILL)
         if self.leftovers is not None and self.cluster.rng.random() < 0.5:
             return  # they ignore SIGTERM
+        if held:
+            clears_s = self.cluster.behaviour.clears_within_s * self.cluster.survivor_rng.random()
+            self.cluster.schedule.after(clears_s, self._finish_clearing, generation, held)
+            return
         self.leftovers = None
         self._report_if_clear()
+
+    def _finish_clearing(self, generation: int, held: tuple[int, ...]) -> None:
+        if (generation, held) == (self._is_clearing, self._spared):  # else there was another command
+            self.leftovers = None
+            self._report_if_clear()
 
     def _killed(self, generation: int) -> None:
         if not self._has_workers_of(generation):
