@@ -9,6 +9,7 @@
     idle           memory, threads, wake-ups and system calls while the workers only wait
     restart        worker SIGKILL → agent's decision → next generation
     torch_workers  the same with workers that import torch, from command or SIGKILL until all are in `main`
+    survivors      worker or agent SIGKILL → next completed step of all, with workers that survive
     memory         PSS of a whole job of idle workers that import torch
     logs           tee of a million lines: how fast, and whether each arrives once, whole and in order
     orphans        agent SIGKILL: which processes of the job are alive a second later
@@ -58,6 +59,7 @@ from benchmarks import (
     report,
     restart,
     store,
+    survivors,
     torch_workers,
 )
 from benchmarks.crew import CrewFailed
@@ -70,6 +72,7 @@ MEASUREMENTS = {
     "idle": idle,
     "restart": restart,
     "torch_workers": torch_workers,
+    "survivors": survivors,
     "memory": memory,
     "logs": logs,
     "orphans": orphans,

@@ -1,6 +1,6 @@
 """Three forked ranks that train with torch and gloo, and the agent's part of their generations.
 
-    python group_main.py
+    python group_main.py [cuda]
 
 torch is imported once, before the forks. Trains twice, undisturbed and with a fault in each generation, and prints one
 JSON object: the digest of the final state of every rank, and what happened in the disturbed training.
@@ -18,7 +18,9 @@ import sys
 import time
 
 import torch
+import torch._dynamo  # each rank would import it for its optimizer
 import torch.distributed as dist
+import torch.distributed.nn.functional
 from torch.nn.parallel import DistributedDataParallel
 
 from tenax import elastic
@@ -28,11 +30,32 @@ RANKS = 3
 STEPS = 12
 FAULTS = ("killed", "stopped", "exception in the optimizer")  # of rank 2, in generations 1, 2, 3
 AT = (3, 6, 9)  # during this step
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+
+
+class Model(torch.nn.Module):
+    """BatchNorm sees what all ranks see: its statistics are the same on all of them. The rest sees a rank's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+
+    def forward(self, shared: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return self.layers(torch.cat([self.norm(shared), own], dim=1))
+
+    def reset(self) -> None:
+        for layer in (self.norm, self.layers[0], self.layers[2]):
+            layer.reset_parameters()
+
+
+def numbers(seed: int) -> torch.Tensor:
+    return torch.randn(16, 4, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def train(rank: int, output: int, faults: tuple[str, ...]) -> None:
     torch.manual_seed(rank)  # each rank begins with other weights: agree has to make them equal
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    model = Model().to(DEVICE)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     if rank == 2 and faults:
         optimizer.register_step_post_hook(lambda *_: fail_in_optimizer(faults, state.step, output))
@@ -42,8 +65,7 @@ def train(rank: int, output: int, faults: tuple[str, ...]) -> None:
     def restore(state: elastic.State) -> None:
         report["restored"] += 1
         torch.manual_seed(0)
-        for layer in model:
-            layer.reset_parameters()
+        model.reset()
 
     for generation in elastic.generations():
         with generation:
@@ -54,8 +76,7 @@ def train(rank: int, output: int, faults: tuple[str, ...]) -> None:
             replica = DistributedDataParallel(model, find_unused_parameters=True)
             while state.step < STEPS:
                 fault = fault_of(generation.number, state.step, faults) if rank == 2 else ""
-                torch.manual_seed(1000 * state.step + rank)
-                loss = replica(torch.randn(16, 4)).pow(2).mean()
+                loss = replica(numbers(state.step), numbers(1000 * (rank + 1) + state.step)).pow(2).mean()
                 if fault == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if fault == "stopped":
@@ -69,7 +90,7 @@ def train(rank: int, output: int, faults: tuple[str, ...]) -> None:
                 generation.completed(state.step)
     digest = hashlib.sha256()
     for value in [*model.state_dict().values(), *(each for s in optimizer.state.values() for each in s.values())]:
-        digest.update(value.numpy().tobytes())
+        digest.update(value.cpu().numpy().tobytes())
     os.write(output, json.dumps(report | {"digest": digest.hexdigest(), "losses": len(state.losses)}).encode() + b"\n")
 
 

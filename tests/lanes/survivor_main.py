@@ -159,7 +159,9 @@ def main() -> None:
                 command = hub.command()
                 if command.isdigit():
                     limit = int(command)
-                misbehave(command)
+                elif command:
+                    hub.report(**reported, obeys=command)
+                    misbehave(command)
                 training.update(state)
                 hub.report(**reported, step=state.step, chain=state.chain)
                 generation.completed(state.step)

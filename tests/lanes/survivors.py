@@ -36,7 +36,7 @@ from kit.jobs import TENAX
 from .survivor_chain import expected
 
 _HERE = Path(__file__).parent
-_WORKERS = 2  # of each node
+_WORKERS = 3  # of each node
 _TIMEOUT_S = 120.0  # from a fault to the next step of all, on a busy machine
 # Weights. What a worker does wrong shows when its generation ends, so another one is killed.
 FAULTS = {
@@ -64,6 +64,7 @@ class Worker:
         self.sock = sock
         self.rest = b""
         self.last: dict[str, Any] = {}
+        self.obeyed = ""  # the last command that it has read
 
 
 class Hub:
@@ -111,8 +112,12 @@ class Hub:
             return
         *lines, worker.rest = (worker.rest + data).split(b"\n")
         for line in lines:
-            worker.last = json.loads(line)
-            self._check(worker.last)
+            report = json.loads(line)
+            if "obeys" in report:
+                worker.obeyed = report["obeys"]
+            else:
+                worker.last = report
+                self._check(report)
 
     def _check(self, report: dict[str, Any]) -> None:
         self.reports += 1
@@ -196,6 +201,7 @@ class Lane:
 
     def fault(self) -> str:
         """Inject a fault. Return what is wrong, or an empty text."""
+        self._wait_for_steps(self._random.randrange(1, 10))
         kinds = dict(FAULTS)
         for kind in ("drain", "kill agent", "freeze agent") if self._job.second is None else ("join",):
             del kinds[kind]
@@ -215,6 +221,12 @@ class Lane:
         self.kept += len(kept)
         self.replaced += len(new) - len(kept)
         return self._hub.broken[0] if self._hub.broken else ""
+
+    def _wait_for_steps(self, count: int) -> None:
+        with self._hub.changed:
+            steps = self._hub.steps[self._hub.latest()]
+            goal = max(steps.values()) + count
+        self._hub.wait(lambda: min(steps.values()) >= goal)
 
     def _has_recovered(self, before: int, size: int) -> bool:
         now = self._hub.latest()
@@ -239,17 +251,13 @@ class Lane:
         if kind == "stop":
             os.kill(workers[0].last["pid"], signal.SIGSTOP)
         elif kind in _COMMANDS:
+            workers[0].obeyed = ""
             workers[0].sock.sendall(kind.encode() + b"\n")
-            if kind not in _FAILS_ALONE:
-                self._wait_for_silence(workers)
+            if not self._hub.wait(lambda: workers[0].obeyed == kind):
+                self._hub.broken.append(f"a worker did not read the command {kind!r}")
         if kind not in _FAILS_ALONE:
             os.kill(workers[-1].last["pid"], signal.SIGKILL)
         return 0
-
-    def _wait_for_silence(self, workers: list[Worker]) -> None:
-        """Wait until the command was read: one more report of the worker, or nothing for a while."""
-        reports = workers[0].last
-        self._hub.wait(lambda: workers[0].last is not reports, 1.0)
 
     def finish(self) -> str:
         """Let the job end; return what is wrong."""

@@ -141,18 +141,15 @@ class AgentMachine(HangObserver):
             case events.LeaveNoticed(_, host, why, in_s):
                 self._forward_notice(host, why, in_s)
             case events.NoticeReceived(why, in_s):
-                self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
-                self._forward_notice("", why, in_s)
+                self._on_notice(why, in_s)
             case events.LeaveRequested(why):
                 self._on_leave_requested(Leave(SIGTERM, why), None, now)
             case events.ProgressSeen():
                 self._forward_progress(event, now)
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
-            case events.WorkerStartFailed():
+            case events.WorkerExited() | events.WorkerStartFailed():
                 self._on_worker_ended(_as_exit(event), now)
-            case events.WorkerExited():
-                self._on_worker_ended(event, now)
             case events.WorkerOptedIn() | events.WorkerOptedOut() | events.WorkerHeld():
                 self._handle_survivor_event(event, now)
             case events.FailureExamined() | events.WorkerRaised() | events.LastLinesRead():
@@ -280,6 +277,10 @@ class AgentMachine(HangObserver):
     def _forward_progress(self, seen: events.ProgressSeen, now: float) -> None:
         if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
             self._send(messages.NodeProgress(seen.generation, now, seen.workers))
+
+    def _on_notice(self, why: str, in_s: float | None) -> None:
+        self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
+        self._forward_notice("", why, in_s)
 
     def _forward_notice(self, host: str, why: str, in_s: float | None) -> None:
         if self.state.phase is Phase.RUNNING:
@@ -815,7 +816,9 @@ class AgentMachine(HangObserver):
         self._commands.append(commands.Finish(verdict))
 
 
-def _as_exit(failed: events.WorkerStartFailed) -> events.WorkerExited:
+def _as_exit(failed: events.WorkerExited | events.WorkerStartFailed) -> events.WorkerExited:
+    if isinstance(failed, events.WorkerExited):
+        return failed
     fault = f"could not be started: {failed.reason}"
     where = (failed.generation, failed.local_rank)
     return events.WorkerExited(*where, failed.exit_code, fault, before_stop=True, ended_at=failed.ended_at)

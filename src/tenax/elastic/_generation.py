@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from tenax import progress
 from tenax.elastic import _agreement, _torch
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from tenax.elastic._state import State
 
 _NUMBERS_PER_JOB_START = 1_000_000  # TENAX_GENERATION counts on from here after a restart of the whole job
-_END_TIMEOUT_S = 5.0  # for the agent's announcement, after this process has lost a peer
+# For the agent's announcement, after this process has lost a peer. A process with much memory takes seconds to exit.
+_END_TIMEOUT_S = 20.0
 
 
 class Generation:
@@ -70,6 +72,7 @@ class Generation:
 
     def __enter__(self) -> Generation:
         if self._worker is not None:
+            self._excepthook = sys.excepthook  # init_process_group wraps it, each time
             self._worker.enter()
         return self
 
@@ -85,6 +88,7 @@ class Generation:
         if not self._worker.why_ended(0.0 if is_end else _END_TIMEOUT_S):
             return False
         self._has_ended = True
+        sys.excepthook = self._excepthook
         _torch.destroy_groups()
         return True
 

@@ -118,8 +118,9 @@ def _decode(value: Any, buffers: list[Any]) -> Any:
         return tuple(_decode(each, buffers) for each in value["tuple"])
     buffer = buffers[value["buffer"]]
     if value["kind"] == "array":
-        import numpy
+        from importlib import import_module
 
+        numpy = import_module("numpy")  # the script's, of the rank that has sent an array
         _, kind, shape = value["details"]
         return numpy.frombuffer(bytes(buffer), kind).reshape(shape).copy()
     return _torch.on_device(buffer, value["details"]) if value["kind"] == "tensor" else bytes(buffer)

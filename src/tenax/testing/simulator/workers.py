@@ -104,6 +104,8 @@ class Keeper:
             self.agent, assignment, [worker for worker in before.values() if worker.is_alive], survivors
         )
         self._starting, self._unadopted = [], [before[local_rank] for local_rank in survivors]
+        if self.leftovers is not None and not all(worker.is_alive for worker in self._unadopted):
+            self.leftovers = formation  # a held worker has exited meanwhile, which is reported for the next generation
         at = cluster.schedule.now
         for local_rank in survivors:
             worker = Worker(self, formation, assignment, local_rank, before[local_rank].pid)
@@ -246,7 +248,7 @@ class Keeper:
     def _die_held(self, worker: Worker) -> None:
         if worker.is_alive and worker.is_held and self._is_reachable:
             if self.cluster.survivor_rng.random() < 0.5:
-                self.leftovers = worker.formation
+                self.leftovers = self.workers[worker.local_rank].formation  # the next one, if that was ordered already
             self._exit(worker, -SIGKILL)
 
     def _adopt(self, before: Worker, worker: Worker) -> None:
