@@ -50,6 +50,38 @@ def test_the_budget_is_exact(used: int, allowed: int) -> None:
         assert decision == GiveUp("the only restart is used" if allowed == 1 else f"all {allowed} restarts are used")
 
 
+@pytest.mark.parametrize(
+    ("cause", "message", "survivors", "is_repeated", "keeps"),
+    [
+        ("", "RuntimeError: boom", 0, False, True),
+        ("", "RuntimeError: boom", 3, False, True),
+        ("", "RuntimeError: boom", 0, True, True),
+        ("", "RuntimeError: boom", 3, True, False),
+        ("", "", 3, True, True),  # killed twice by a signal: no sign of a wrong state
+        ("collective_mismatch", "RuntimeError: boom", 0, False, False),
+    ],
+)
+def test_survivors_are_kept_unless_their_memory_may_be_the_cause(
+    cause: str, message: str, survivors: int, is_repeated: bool, keeps: bool
+) -> None:
+    """A collective mismatch, or the same error in a generation that continued with survivors."""
+    failure = Failure(2, 0, 0, 200, 1, 9.0, evidence=Evidence("RuntimeError", message, cause=cause))
+    history = History(1, 3, (failure,) if is_repeated else (), lived_s=START_S + 1, survivors=survivors)
+    assert BudgetPolicy().decide(failure, history) == Restart("restart 2 of 3", keeps_survivors=keeps)
+
+
+def test_only_an_operator_ends_a_generation_without_survivors() -> None:
+    for event, stops in ((run.RestartRequested("new data"), True), (run.NodeLost("b", "connection closed"), False)):
+        machine = CoordinatorMachine(RunSettings("run", 2, 2))
+        for name in ("a", "b"):
+            info = messages.NodeInfo(name, name, min_nodes=2, max_nodes=2)
+            machine.step(run.Received(name, messages.NodeJoined(info)), 0.0)
+            machine.step(run.Received(name, messages.NodeReady(0)), 0.0)
+        (ended,) = (send.event for send in machine.step(event, 1.0).sends)
+        assert isinstance(ended, events.GenerationEnded)
+        assert ended.stops is stops
+
+
 # --- failures that are not restarted ----------------------------------------------------------------------------------
 
 
