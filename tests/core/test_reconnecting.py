@@ -25,6 +25,11 @@ EXPECTED = {
     "joining": [messages.NodeReady],
     "joining again": [messages.NodeStopped, messages.NodeReady],
     "joining, generation ended": [messages.NodeReady],
+    "joining, formed while not clear": [],
+    "joining, held": [messages.NodeStopped, messages.NodeReady],
+    "joining, one held worker exited": [],
+    "joining, all held workers exited": [],
+    "joining, one held worker opted out": [],
     "starting": [],
     "running": [messages.WorkersRunning],
     "running, one worker succeeded": [messages.WorkersRunning],
@@ -33,6 +38,9 @@ EXPECTED = {
     "running, quiet": [messages.WorkersRunning, messages.NodeQuiet],
     "running, stacks requested": [messages.WorkersRunning],
     "running, hang reported": [messages.WorkersRunning],
+    "running, survivors": [],
+    "running, opted in": [messages.WorkersRunning],
+    "running, one opted in": [messages.WorkersRunning],
     "stopping, one scope expired": [messages.FailureSeen],
     "stopping, signalled": [messages.FailureSeen],
     "stopping, cancelled": [messages.NodeDraining],
@@ -43,6 +51,13 @@ EXPECTED = {
     "stopping, fenced": [],
     "stopping, refused": [],
     "stopping, run ended": [],
+    "stopping, holding": [],
+    "stopping, holding one, stopping the other": [],
+    "stopping, holding, one has acknowledged": [],
+    "stopping, clearing, all are held": [],
+    "stopping, held, evidence awaited": [messages.FailureSeen],
+    "stopping, held workers are stopped": [],
+    "stopping, held workers are killed, formed": [],
     "closing": [],
     "closing, generation ended": [],
     "closing, killed": [],
@@ -59,6 +74,17 @@ def test_the_messages_in_every_situation(situation: str) -> None:
     assert isinstance(sent[0], messages.NodeJoined)
     assert [type(each) for each in sent[1:]] == EXPECTED[situation]
     assert sent == messages_on_connecting(machine.state, NODE, 9.0), "the call must not change the state"
+
+
+@pytest.mark.parametrize("situation", [each for each in SITUATIONS if "formed" in each])
+def test_a_node_announces_the_generation_that_it_will_start_when_it_is_clear(situation: str) -> None:
+    """Otherwise the next coordinator could form another one, and both would run."""
+    machine = reach(situation)
+    formed = machine.state.formed
+    assert formed is not None
+    joined = messages_on_connecting(machine.state, NODE, 9.0)[0]
+    assert isinstance(joined, messages.NodeJoined)
+    assert (joined.generation, joined.is_running) == (formed.assignment.generation, True)
 
 
 def test_a_node_sends_its_assignment() -> None:
@@ -141,6 +167,9 @@ def test_reconnecting_changes_nothing_for_a_coordinator_that_missed_nothing(situ
         return
     state = coordinator.state
     before = copy.deepcopy((state.phase, state.ready, state.last))
-    for each in messages_on_connecting(machine.state, NODE, 1.0):
+    sent = messages_on_connecting(machine.state, NODE, 1.0)
+    if isinstance(sent[0], messages.NodeJoined) and sent[0].generation > state.generation:
+        return  # a second generation, which this coordinator has not formed
+    for each in sent:
         coordinator.step(run.Received("a", each), 1.0)
     assert (state.phase, state.ready, state.last) == before

@@ -298,18 +298,20 @@ def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: floa
 
     They are derived from the state alone, so no message is queued while there is no connection.
     """
-    part, last = state.assignment, state.last
+    last, formed = state.last, state.formed
+    part = state.assignment if formed is None else formed.assignment  # that one starts when the node is clear
+    is_at_work = state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING) and not last.is_reported
     sent: list[messages.FromNode] = [
         messages.NodeJoined(
             node,
-            generation=state.generation,
-            is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING) and not last.is_reported,
-            is_uncharged=state.last.is_uncharged,
+            generation=state.generation if formed is None else formed.assignment.generation,
+            is_running=is_at_work or formed is not None,
+            is_uncharged=last.is_uncharged if formed is None else formed.is_uncharged,
             has_succeeded=state.phase is Phase.DONE,
             group_rank=part.group_rank if part else -1,
             group_world_size=part.group_world_size if part else 0,
             coordinator_rank=part.coordinator_rank if part else -1,
-            restarts_used=state.restarts_used,
+            restarts_used=part.restarts_used if part else 0,
             store=part.store if part else "",
         )
     ]
