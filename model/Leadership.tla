@@ -104,6 +104,7 @@ InOffice(l) == IsLeading(l) /\ key.term = lead[l].term
 
 Waiting(l, kinds) == \E i \in DOMAIN lead[l].writes: lead[l].writes[i].kind \in kinds
 Forming(l) == Waiting(l, {"form"})
+IsOver(l) == lead[l].over \/ Waiting(l, {"verdict"})
 RECURSIVE LastMembers(_, _)
 LastMembers(writes, members) ==
     IF writes = <<>> THEN members
@@ -274,7 +275,7 @@ LooksDead(n) ==
 Depose == ~EtcdIsGone /\ key.term # 0 /\ LooksDead(key.holder) /\ LoseKey
 
 \* A leader that has resigned, a candidate that has withdrawn, and the leader of a run that is over delete their key.
-Revoke == Resigns /\ ~EtcdIsGone /\ key.term # 0 /\ (~InOffice(key.holder) \/ lead[key.holder].over) /\ LoseKey
+Revoke == Resigns /\ ~EtcdIsGone /\ key.term # 0 /\ (~InOffice(key.holder) \/ IsOver(key.holder)) /\ LoseKey
 
 \* etcd has elected another leader of its own: every lease lasts for its full time again.
 Prolong ==
@@ -302,8 +303,6 @@ Submit(l, kind, members) ==
     /\ lead[l].writes = <<>> \/ Exact
     /\ lead' = [lead EXCEPT ![l].writes = Append(@, [kind |-> kind, members |-> members, done |-> FALSE])]
     /\ UNCHANGED <<etcd, acks, led, alive, late, trip, link, high, got, answer, work>>
-
-IsOver(l) == lead[l].over \/ Waiting(l, {"verdict"})
 
 SubmitGeneration(l, chosen) ==
     /\ ~IsOver(l) \/ Wrong("a verdict is overwritten")

@@ -50,7 +50,7 @@ Do(e) ==
       [] e[2] = "written" -> Written(e[3], {})
       [] e[2] = "deliver" -> Deliver(e[3], e[4])
       [] e[2] = "step down" -> StepDown(e[3])
-      [] e[2] = "resign" -> When(IsLeading(e[3]) /\ ~lead[e[3]].over, Resign(e[3]))
+      [] e[2] = "resign" -> When(IsLeading(e[3]) /\ ~IsOver(e[3]), Resign(e[3]))
       [] e[2] = "probed" -> When(InOffice(e[3]) /\ e[4] \in office.unconfirmed, Probed(e[3], e[4]))
       [] e[2] = "follow" -> When(alive[e[4]] /\ IsLedBy(e[4], e[5]), Follow(e[3], e[4]))
       [] e[2] = "link lost" -> When(link[e[3]] # Nobody, LinkLost(e[3]))

@@ -24,6 +24,7 @@ from tenax._core.leadership.term import StepCoordinator
 from tenax._core.link import client, wire
 from tenax._core.link.client import LinkPhase
 from tenax._core.link.server import SendFrame
+from tenax._core.messages import NodeLeft
 from tenax.testing.etcd_model import EtcdModel
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.checks import Checks
@@ -53,6 +54,7 @@ class Recorder:
         self.leaders: dict[bytes, tuple[str, int]] = {}  # of a connection, by its nonce: the leader and its term
         self.read: set[tuple[Any, ...]] = set()  # answers and assignments that their node has read
         self.over: set[str] = set()  # nodes that know the verdict
+        self.left: set[str] = set()  # nodes that have left the run, and will start no workers
 
     @property
     def now(self) -> int:
@@ -397,6 +399,8 @@ class _Client:
         outputs = super().received(frame, now)  # type: ignore[misc]
         recorder = self.recorder
         nonce = self._hello.nonce
+        if node_id in recorder.left:
+            return outputs
         if was is not self.phase is LinkPhase.PROVING:
             recorder.note("follow", node_id, *recorder.leaders[nonce])
         elif was is not self.phase is LinkPhase.LINKED:
@@ -414,6 +418,11 @@ class _Client:
                     recorder.over.add(node_id)
                     recorder.note("stop", node_id)
         return outputs
+
+    def send(self: Any, message: Any) -> Any:
+        if isinstance(message, NodeLeft):
+            self.recorder.left.add(self.node.node_id)
+        return super().send(message)  # type: ignore[misc]
 
     def ended(self: Any, event: Any, now: float) -> Any:
         if isinstance(event, events.RunEnded):

@@ -19,7 +19,7 @@ from tenax._core.coordinator import (
     Running,
     Send,
 )
-from tenax._core.etcd.operations import Put, Transaction
+from tenax._core.etcd.operations import Delete, Put, Transaction
 from tenax._core.leadership.decisions import Decisions
 from tenax._core.leadership.keys import LeaderAddress
 from tenax._core.model import Outcome
@@ -207,21 +207,29 @@ class Term:
             candidacy.end(then)
             return
         state = self._state()
-        put_back: Transaction | None = None
+        last: Transaction | None = None
         if isinstance(state.phase, Gathering | Paused):
             if not state.nodes.keys() - {self._node_id}:
-                candidacy.holds_record = False  # the run ends with its last node
+                last = self._delete_record()  # the run ends with its last node
         elif isinstance(state.phase, Recovering) and len(state.phase.awaited) == len(state.members):
-            put_back = self._put_back()
+            last = self._put_back()
         self._stop()
 
         def done(_: object) -> None:
             candidacy.end(then)
 
-        if put_back is None:
+        if last is None:
             candidacy.end(then)
         else:
-            self._client.call(put_back, done, done, patience_s=_PUT_BACK_S)
+            self._client.call(last, done, done, patience_s=_PUT_BACK_S)
+
+    def _delete_record(self) -> Transaction:
+        """Delete the record under the guard of the term: a successor may lead, and may still need it.
+
+        To revoke the lease would delete it without a guard, because a successor keeps that lease while it waits.
+        """
+        guards = self._keys.is_led_by(self.elected.leader, self.elected.term)
+        return Transaction(guards, (Delete(self._keys.record),))
 
     def _put_back(self) -> Transaction | None:
         """Restore the record as it was found: no member of the generation has returned."""
