@@ -30,6 +30,8 @@ RESTED_S = 1.0
 BOUND_S = 120.0
 DEATHS = 4
 AGENTS = 3
+# torchrun 2.13 serves one store for all restarts, in which gloo finds the addresses of dead workers. So rank 0 does.
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 NEXT_STEP = f"{SIZE} workers, DDP with gloo: worker SIGKILL → next step of all"
 RESTART = ", tenax without survivors"
 NODES = f"{AGENTS} × {PER_AGENT} workers and a spare: agent SIGKILL → next step of all"
@@ -44,6 +46,8 @@ class SurvivorLaunch(Launch):
         program = self._command.index("--no-python")
         self._command[program : program + 2] = [str(SCRIPT)]
         self._command += [device, str(self.folder / "checkpoint"), mode]
+        if launcher.name == BASELINE:
+            self._command[:0] = ["env", OWN_STORE]
 
 
 class SurvivorJob(Job):
@@ -154,7 +158,8 @@ def notes(samples: Samples) -> list[str]:  # noqa: ARG001 - the interface of a m
     return [
         "Survivors: the same training loop for both, with `tenax.elastic`, a pause of 20 ms after each step and a "
         "checkpoint every 10 steps. Under torchrun and without survivors all workers restore the checkpoint; with "
-        "survivors no step was lost and every other process was kept, which is checked in each sample."
+        "survivors no step was lost and every other process was kept, which is checked in each sample. torchrun ran "
+        f"with `{OWN_STORE}`: in the store that its agent serves, restarted gloo workers find the addresses of dead ones."
     ]
 
 
