@@ -159,7 +159,7 @@ def notes(samples: Samples) -> list[str]:  # noqa: ARG001 - the interface of a m
         "Survivors: the same training loop for both, with `tenax.elastic`, a pause of 20 ms after each step and a "
         "checkpoint every 10 steps. Under torchrun and without survivors all workers restore the checkpoint; with "
         "survivors no step was lost and every other process was kept, which is checked in each sample. torchrun ran "
-        f"with `{OWN_STORE}`: in the store that its agent serves, restarted gloo workers find the addresses of dead ones."
+        f"with `{OWN_STORE}`: in its own store, restarted gloo workers find the addresses of dead ones."
     ]
 
 
