@@ -221,6 +221,7 @@ Won(n, takes, age, ageOfRecordLease) ==
         /\ record' = [seen EXCEPT !.writer = n, !.before = before, !.since = IF record = NoRecord THEN terms + 1 ELSE @]
         /\ lead' = IF ~takes THEN lead ELSE [lead EXCEPT ![n] = [Follower EXCEPT
                 !.term = terms + 1, !.generation = seen.generation, !.members = seen.members, !.over = seen.over,
+                !.wrote = ~isAtWork,        \* a record that names no members is kept by its own lease at once
                 !.proof = age, !.kept = IF RecordTtl = 0 THEN 0 ELSE ageOfRecordLease]]
         /\ office' = [NoOffice EXCEPT
                 !.elected = IF KeepsTrackOfElection(seen.members) THEN 0 ELSE -1,
@@ -310,7 +311,9 @@ SubmitGeneration(l, chosen) ==
     /\ Direct => MaxTerm - lead[l].term = MaxGeneration - (lead[l].generation + 1)
     /\ (InOffice(l) => \A n \in MembersOf(l): IsGone(l, n)) = TRUE
     /\ chosen # {}
-    /\ \A n \in chosen: ((alive[n] /\ link[n] = l) \/ Exact) /\ work[n] = 0 /\ told[n] = 0
+    /\ (\A n \in chosen:
+            \/ ((alive[n] /\ link[n] = l) \/ Exact) /\ work[n] = 0 /\ told[n] = 0
+            \/ Exact /\ ~InOffice(l)) = TRUE       \* a deposed leader may know nothing of where these nodes are now
     /\ Submit(l, "form", chosen)
     /\ told' = IF Wrong("said before it is written")
                THEN [n \in Nodes |-> IF n \in chosen THEN lead[l].generation + 1 ELSE told[n]] ELSE told

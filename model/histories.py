@@ -34,8 +34,9 @@ def history_of(name: str, setup: Setup, parts: Parts | None = None) -> History:
 
 
 def histories(seeds: Iterable[int]) -> Iterable[History]:
+    """Record the histories of seeds. Workers that are held between generations are not modelled."""
     for seed in seeds:
-        yield history_of(f"seed {seed}", draw(seed, engine="etcd"))
+        yield history_of(f"seed {seed}", draw(seed, engine="etcd", survivors=False))
 
 
 def rejected(found: Iterable[History]) -> Iterable[list[History]]:

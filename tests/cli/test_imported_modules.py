@@ -44,7 +44,7 @@ select signal stat struct types typing uuid warnings
 """
 MAX_OF_STDLIB = 50
 # Imported by a timer a quarter of a second after the start: by then the worker has run, unless the machine is busy.
-LATER = {"tenax._node.control_socket", "tenax._io.private_folder", "tenax._core.requests"}
+LATER = {"tenax._node.control_socket", "tenax._node.run_notes", "tenax._io.private_folder", "tenax._core.requests"}
 NOT_FOUND = {"_wmi", "typing_extensions"}  # searched and not found, or hidden
 
 # Without ``site``, to which an environment may add imports.

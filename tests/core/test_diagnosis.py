@@ -7,7 +7,7 @@ import pytest
 from tenax._core.diagnosis import describe_first_cause, diagnose, missing_ranks
 from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import Evidence, Failure, Member, Stopped
-from tenax._core.run_state import Generation
+from tenax._core.run_state import Generation, ReportedHang
 
 TIMEOUT = Evidence(cause="collective_timeout", is_consequence=True, message="Timed out waiting 1000ms for recv")
 LOST = Evidence(cause="peer_lost", is_consequence=True, message="Connection reset by peer")
@@ -121,6 +121,7 @@ def test_a_named_rank_may_have_failed_later_because_the_others_exited() -> None:
     )
     last = generation({0: named, 1: LOST, 3: LOST}, stopped=(2, 4, 5, 6, 7))
     found = diagnose(last, 1, is_change=False).failures
+    assert found[0].reason == "stopped responding; 2 ranks timed out or lost the connection to it"
     assert [(each.global_rank, each.evidence.cause) for each in found] == [
         (3, "stopped_responding"), (0, "collective_timeout"), (1, "peer_lost")
     ]  # fmt: skip
@@ -162,7 +163,7 @@ def test_workers_that_all_time_out_waited_for_each_other() -> None:
 def test_the_hang_report_decides_between_candidates_and_has_the_stacks() -> None:
     odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
     hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)
-    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=hang)
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=ReportedHang(hang))
     assert first_of(last)[:2] == (6, "stopped_responding")
     assert diagnose(last, 1, is_change=False).first.evidence.stacks == odd.stacks
 
@@ -172,7 +173,7 @@ def test_a_withdrawn_hang_report_does_not_decide_unless_the_timeout_ended_it(ove
     """An exception that is being printed is activity, so it withdraws the report of the hang that it ends."""
     odd = StackLocation((6,), ("train.py:9 in load",), stacks="Stack (most recent call first):\n  File x")
     hang = HangReport(1, 2, 8, 300.0, "no step", (odd, StackLocation((0, 1, 2, 3, 4, 5, 7))), is_odd=True)
-    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=hang, hang_over_at=over_at)
+    last = generation({0: TIMEOUT}, stopped=(1, 2, 3, 4, 5, 6, 7), hang=ReportedHang(hang, over_at))
     assert first_of(last)[0] == rank
 
 

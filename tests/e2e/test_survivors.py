@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kit.jobs import TIMEOUT_S, Runner
+from kit.processes import needs_torch
 from lanes.survivor_chain import expected
 
-pytestmark = pytest.mark.timeout(240)
 WORKER = Path(__file__).parents[1] / "lanes" / "survivor_main.py"
 
 
@@ -26,7 +26,7 @@ class Reports:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind("\0" + self.name)
         self._listener.listen(8)
-        self._listener.settimeout(4 * TIMEOUT_S)
+        self._listener.settimeout(2 * TIMEOUT_S)
 
     def accept(self) -> Connection:
         return Connection(self._listener.accept()[0])
@@ -37,7 +37,7 @@ class Reports:
 
 class Connection:
     def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(4 * TIMEOUT_S)
+        sock.settimeout(2 * TIMEOUT_S)
         self.sock = sock
         self._file = sock.makefile("rb")
         self.all: list[dict[str, Any]] = []
@@ -51,11 +51,9 @@ class Connection:
         raise AssertionError(f"the worker ended before {key} {value} of generation {generation}: {self.all[-5:]}")
 
 
-@pytest.mark.parametrize("framework", ["none", "torch"])
+@pytest.mark.parametrize("framework", ["none", pytest.param("torch", marks=needs_torch)])
 def test_a_killed_worker_costs_one_process_and_no_step(runner: Runner, tmp_path: Path, framework: str) -> None:
     """The others keep their pid and their rank, the new one gets their state, and every step is applied once."""
-    if framework == "torch":
-        pytest.importorskip("torch")
     reports = Reports()
     script = [str(WORKER), framework, str(tmp_path / "checkpoint.json")]
     job = runner.start("--nproc-per-node=3", "--max-restarts=1", *script, env={"LANE_HUB": reports.name})
@@ -74,7 +72,7 @@ def test_a_killed_worker_costs_one_process_and_no_step(runner: Runner, tmp_path:
     for worker in workers:
         worker.sock.sendall(b"%d\n" % limit)
     last = [worker.until("step", limit, generation=2) for worker in workers]
-    assert job.wait(4 * TIMEOUT_S).code == 0
+    assert job.wait(2 * TIMEOUT_S).code == 0
     for worker in workers:
         for report in worker.all:
             assert report["chain"] == expected(report.get("step", report.get("begins")))[0]

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
+from kit.processes import needs_torch
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300), needs_torch]
 
 
 def has_gpu() -> bool:
@@ -22,7 +24,6 @@ def has_gpu() -> bool:
 )
 def test_survivors_continue_at_the_same_step_with_the_same_result(device: str) -> None:
     """A killed peer, a stopped peer, and a state that an exception has cut: the result is that without faults."""
-    pytest.importorskip("torch")
     command = [sys.executable, str(Path(__file__).with_name("group_main.py")), device]
     done = subprocess.run(command, capture_output=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr.decode()

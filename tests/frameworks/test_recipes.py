@@ -1,6 +1,6 @@
 """The scripts of ``examples/frameworks`` train on two nodes, and a worker that is killed does not change the result.
 
-``./dev frameworks`` installs the frameworks and runs these tests; ``FRAMEWORKS_PYTHON`` is an interpreter that has them.
+``./dev frameworks`` installs the frameworks and runs these tests. ``FRAMEWORKS_PYTHON`` is an interpreter with them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def trained(text: str) -> str:
 
 def first_steps(folder: Path, attempt: int) -> set[int]:
     """Return the first step that each worker of an attempt has reported."""
-    return {LAYOUT.unpack(path.read_bytes())[1] for path in folder.glob(f"logs*/*/attempt_{attempt}/*/progress")}
+    return {LAYOUT.unpack_from(path.read_bytes())[1] for path in folder.glob(f"logs*/*/attempt_{attempt}/*/progress")}
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -257,27 +257,29 @@ STEPS_4 = (0.31, 0.30, 0.29, 0.30)
 
 
 @pytest.mark.parametrize(
-    ("step_s", "cpus", "slow"),
+    ("step_s", "cpus", "gpus", "slow"),
     [
-        (STEPS_4, (), ()),
-        ((0.31, 0.30, 0.29, 0.60), (), ("rank 3 on b takes 600 ms per step, the others 300 ms",)),
-        ((0.30, 0.60), (), ("rank 1 on a takes 600 ms per step, the others 300 ms",)),
-        ((0.003, 0.006), (), ()),  # too short to matter
-        ((0.3, 0.3, 0.6, 0.6), (), ()),  # different work
-        (STEPS_4, (0.1, 0.1, 0.1, 1.0), ()),  # steps decide
-        ((), (0.1, 0.1, 1.0, 0.2), ("rank 2 on b uses 100 % of a CPU, the others 10 %",)),
-        ((), (1.0, 1.0, 0.05, 1.0), ("rank 2 on b uses 5 % of a CPU, the others 100 %",)),
-        ((), (0.6, 0.9, 0.7, 0.8), ()),
-        ((), (0.5,), ()),
+        (STEPS_4, (), (), ()),
+        ((0.31, 0.30, 0.29, 0.60), (), (), ("rank 3 on b takes 600 ms per step, the others 300 ms",)),
+        ((0.30, 0.60), (), (), ("rank 1 on a takes 600 ms per step, the others 300 ms",)),
+        ((0.003, 0.006), (), (), ()),  # too short to matter
+        ((0.3, 0.3, 0.6, 0.6), (), (), ()),  # different work
+        (STEPS_4, (0.1, 0.1, 0.1, 1.0), (), ()),  # steps decide
+        ((), (0.1, 0.1, 1.0, 0.2), (), ("rank 2 on b uses 100 % of a CPU, the others 10 %",)),
+        ((), (1.0, 1.0, 0.05, 1.0), (), ("rank 2 on b uses 5 % of a CPU, the others 100 %",)),
+        ((), (0.6, 0.9, 0.7, 0.8), (), ()),
+        ((), (0.5,), (), ()),
+        ((), (1.0, 1.0), (1.0, 1.0, 0.3, 0.9), ("rank 2 on b uses 30 % of its GPU, the others 100 %",)),
     ],
 )
 def test_a_rank_that_is_slower_than_its_peers_is_named(
-    step_s: tuple[float, ...], cpus: tuple[float, ...], slow: tuple[str, ...]
+    step_s: tuple[float, ...], cpus: tuple[float, ...], gpus: tuple[float, ...], slow: tuple[str, ...]
 ) -> None:
     nodes = [
-        NodeStatus(name, name, name, "working", 0.0, 2, index, 2 * index, step_s=step_s[of], cpus=cpus[of])
+        NodeStatus(name, name, name, "working", 0.0, 2, index, first, step_s=step_s[of], cpus=cpus[of], gpus=gpus[of])
         for index, name in enumerate("ab")
-        for of in [slice(2 * index, 2 * index + 2)]
+        for first in [2 * index]
+        for of in [slice(first, first + 2)]
     ]
     assert slow_ranks(nodes) == slow
 

@@ -141,35 +141,19 @@ class AgentMachine(HangObserver):
             case events.LeaveNoticed(_, host, why, in_s):
                 self._forward_notice(host, why, in_s)
             case events.NoticeReceived(why, in_s):
-                self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
-                self._forward_notice("", why, in_s)
+                self._on_notice(why, in_s)
             case events.LeaveRequested(why):
                 self._on_leave_requested(Leave(SIGTERM, why), None, now)
-            case events.ProgressSeen(generation, workers):
-                self._on_progress(generation, workers, now)
+            case events.ProgressSeen():
+                self._forward_progress(event, now)
             case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
-            case events.WorkerStartFailed(generation, local_rank, reason, exit_code, ended_at):
-                self._on_worker_ended(
-                    events.WorkerExited(
-                        generation, local_rank, exit_code, f"could not be started: {reason}", True, ended_at=ended_at
-                    ),
-                    now,
-                )
-            case events.WorkerExited():
-                self._on_worker_ended(event, now)
-            case events.WorkerOptedIn(_, local_rank, timeout_s):
-                self._on_opted_in(local_rank, timeout_s)
-            case events.WorkerOptedOut(_, local_rank):
-                self._on_opted_out(local_rank, now)
-            case events.WorkerHeld(_, local_rank, step):
-                self._on_worker_held(local_rank, step, now)
-            case events.FailureExamined(_, local_rank, evidence):
-                self._on_failure_examined(local_rank, evidence, now)
-            case events.WorkerRaised(_, local_rank):
-                self._on_worker_raised(local_rank, now)
-            case events.LastLinesRead(_, local_rank, lines, log_file):
-                self._on_last_lines(local_rank, lines, log_file)
+            case events.WorkerExited() | events.WorkerStartFailed():
+                self._on_worker_ended(_as_exit(event), now)
+            case events.WorkerOptedIn() | events.WorkerOptedOut() | events.WorkerHeld():
+                self._handle_survivor_event(event, now)
+            case events.FailureExamined() | events.WorkerRaised() | events.LastLinesRead():
+                self._handle_evidence(event, now)
             case events.ScopeExpired():
                 self._on_scope_expired(event, now)
             case events.StacksRefused(_, local_rank, why):
@@ -285,20 +269,24 @@ class AgentMachine(HangObserver):
         state.last.was_cut_off |= state.phase is Phase.STOPPING and not state.last.is_reported
         if state.formed is not None:
             state.formed.has_ended = state.formed.was_cut_off = True
-        self._give_up_held(now)
+        self._give_up_held()
         # DONE stays DONE. If the others continued without this node, the coordinator reports it on reconnecting.
         if state.phase in (Phase.STOPPING, Phase.CLOSING):
             self._kill(why, now)
+
+    def _forward_progress(self, seen: events.ProgressSeen, now: float) -> None:
+        if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
+            self._send(messages.NodeProgress(seen.generation, now, seen.workers))
+
+    def _on_notice(self, why: str, in_s: float | None) -> None:
+        self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
+        self._forward_notice("", why, in_s)
 
     def _forward_notice(self, host: str, why: str, in_s: float | None) -> None:
         if self.state.phase is Phase.RUNNING:
             self._commands.append(commands.ForwardNotice(self.state.generation, host, why, in_s))
 
     # --- workers ------------------------------------------------------------------------------------------------------
-
-    def _on_progress(self, generation: int, workers: tuple[messages.WorkerProgress, ...], now: float) -> None:
-        if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-            self._send(messages.NodeProgress(generation, now, workers))
 
     def _on_worker_started(self, local_rank: int, pid: int) -> None:
         worker = self.state.workers.get(local_rank)
@@ -393,6 +381,19 @@ class AgentMachine(HangObserver):
             evidence=evidence,
             was_late=is_late,
         )
+
+    def _handle_evidence(
+        self, event: events.FailureExamined | events.WorkerRaised | events.LastLinesRead, now: float
+    ) -> None:
+        match event:
+            case events.FailureExamined(_, local_rank, evidence):
+                self._on_failure_examined(local_rank, evidence, now)
+            case events.WorkerRaised(_, local_rank):
+                self._on_worker_raised(local_rank, now)
+            case events.LastLinesRead(_, local_rank, lines, log_file):
+                self._on_last_lines(local_rank, lines, log_file)
+            case _:
+                assert_never(event)
 
     def _on_failure_examined(self, local_rank: int, evidence: Evidence, now: float) -> None:
         state, examination = self.state, self.state.last.examination
@@ -507,6 +508,19 @@ class AgentMachine(HangObserver):
 
     # --- held workers -------------------------------------------------------------------------------------------------
 
+    def _handle_survivor_event(
+        self, event: events.WorkerOptedIn | events.WorkerOptedOut | events.WorkerHeld, now: float
+    ) -> None:
+        match event:
+            case events.WorkerOptedIn(_, local_rank, timeout_s):
+                self._on_opted_in(local_rank, timeout_s)
+            case events.WorkerOptedOut(_, local_rank):
+                self._on_opted_out(local_rank, now)
+            case events.WorkerHeld(_, local_rank, step):
+                self._on_worker_held(local_rank, step, now)
+            case _:
+                assert_never(event)
+
     def _on_opted_in(self, local_rank: int, timeout_s: float) -> None:
         worker = self.state.workers.get(local_rank)
         if self.state.phase is Phase.RUNNING and worker is not None and worker.phase is not WorkerPhase.ENDED:
@@ -605,7 +619,7 @@ class AgentMachine(HangObserver):
     def _is_idle(self) -> bool:
         return self.state.cleared and not self.state.last.held()
 
-    def _give_up_held(self, now: float) -> None:
+    def _give_up_held(self) -> None:
         """Prepare to kill held workers."""
         state, stop = self.state, self.state.last.stop
         if state.phase is Phase.JOINING and not self._is_idle():
@@ -800,6 +814,14 @@ class AgentMachine(HangObserver):
         self._enter(Phase.ENDED)
         state.verdict = verdict
         self._commands.append(commands.Finish(verdict))
+
+
+def _as_exit(failed: events.WorkerExited | events.WorkerStartFailed) -> events.WorkerExited:
+    if isinstance(failed, events.WorkerExited):
+        return failed
+    fault = f"could not be started: {failed.reason}"
+    where = (failed.generation, failed.local_rank)
+    return events.WorkerExited(*where, failed.exit_code, fault, before_stop=True, ended_at=failed.ended_at)
 
 
 def overrun(event: events.ScopeExpired) -> str:

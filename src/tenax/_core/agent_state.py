@@ -136,7 +136,9 @@ class LocalGeneration(msgspec.Struct):
         return [worker for worker in self.workers.values() if worker.phase is not WorkerPhase.ENDED]
 
     def held(self) -> tuple[int, ...]:
-        """Return the local ranks of the held workers."""
+        """Return the local ranks of the held workers that are not being stopped."""
+        if self.stop.rung > Rung.HELD:
+            return ()
         return tuple(rank for rank, worker in self.workers.items() if worker.phase is WorkerPhase.HELD)
 
     def have_all_ended(self) -> bool:

@@ -141,7 +141,7 @@ def _awaited(last: Generation, number: int, victims: list[Failure]) -> list[Fail
     hang = _hang_at(last, at)
     ranks = named or sorted(early) or (_silent(last, hang, failed) if timed_out else [])
     never_joined = any(_NEVER_JOINED.search(f"{each.evidence.message}\n{each.evidence.proof}") for each in timed_out)
-    waited = _waited(len(victims), len(timed_out))
+    waited = _waited(*(sum(each.global_rank not in ranks for each in group) for group in (victims, timed_out)))
     found = []
     for rank in ranks:
         stopped = last.stopped.get(rank) or ended.get(rank)
@@ -208,8 +208,9 @@ def _deadlocked(last: Generation, victims: list[Failure]) -> list[Failure]:
 def _hang_at(last: Generation, at: float) -> HangReport | None:
     """Return the report of the hang in which the generation was when it failed."""
     hang = last.hang
-    is_over = hang is None or (hang.over_at is not None and hang.over_at + _EXIT_S < at)
-    return None if is_over else hang.report
+    if hang is None or (hang.over_at is not None and hang.over_at + _EXIT_S < at):
+        return None
+    return hang.report
 
 
 def _silent(last: Generation, hang: HangReport | None, failed: set[int]) -> list[int]:

@@ -25,7 +25,7 @@ import msgspec
 from tenax._core import events, messages
 from tenax._core.hang_report import calls_of, describe_location, format_ranks, make_report, merged, reason_of
 from tenax._core.model import HANG, Evidence, Failure
-from tenax._core.run_state import HangWatch, RunDeadline, Send, Suspicion
+from tenax._core.run_state import HangWatch, ReportedHang, RunDeadline, Send, Suspicion
 from tenax._core.text import format_duration, format_seconds, some_of
 
 TYPE_CHECKING = False
@@ -118,6 +118,7 @@ def report_hang(state: CoordinatorState, hang: Suspicion, now: float) -> list[Se
         why=hang.why,
         what_follows=_WHAT_FOLLOWS[state.settings.on_hang],
     )
+    state.last.hang = ReportedHang(hang.report)
     members = _present(state)
     return [Send(tuple(members), events.HangFound(state.generation, hang.report))] if members else []
 

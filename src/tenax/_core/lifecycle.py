@@ -52,7 +52,6 @@ from tenax._core.run_state import (
     Paused,
     Quiet,
     Recovering,
-    ReportedHang,
     RunDeadline,
     Running,
     RunSettings,
@@ -402,7 +401,6 @@ class Lifecycle:
         if hang is None or not isinstance(state.phase, Running) or not confirm(state, state.phase, hang, now):
             return
         self._outbox += report_hang(state, hang, now)
-        state.last.hang = ReportedHang(hang.report)
         state.ledger.hung(hang.since)
         if state.settings.on_hang == "restart":
             failure = failure_by_hang(hang, state.generation)

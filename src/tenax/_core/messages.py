@@ -116,6 +116,7 @@ class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     output_at: Time = 0.0  # when it last wrote to stdout or stderr; 0: never, or not known
     step_s: Seconds = 0.0  # the duration of its last steps; 0: not known
     cpus: Annotated[float, msgspec.Meta(ge=0, le=1e5)] | None = None  # how many it used lately; None: not known
+    gpu: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None  # how busy its GPU was lately; None: not known
     imported_at: Time = 0.0  # when its script last began to import a module at its top level; 0: not known
 
 

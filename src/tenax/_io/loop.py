@@ -75,6 +75,13 @@ class Loop:
         """Return True if an event of one of these types is in the mailbox."""
         return any(isinstance(event, kinds) for event in self._mailbox)
 
+    def take_posted(self, kinds: tuple[type, ...]) -> list[AnyEvent]:
+        """Remove the events of these types from the mailbox, and return them."""
+        taken = [event for event in self._mailbox if isinstance(event, kinds)]
+        for event in taken:
+            self._mailbox.remove(event)
+        return taken
+
     def post_from_anywhere(self, event: AnyEvent) -> None:
         """Put an event into the mailbox from another thread."""
         self._mailbox.append(event)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tenax._core.messages import WorkerProgress
     from tenax._io.interfaces import Logs
     from tenax._io.loop import Loop
+    from tenax._observe.hangs.gpu_use import GpuUse
 
 _FIRST_S, _INTERVAL_S = 1.0, 5.0
 _ENABLED_S = 60.0  # after a request
@@ -48,6 +49,7 @@ class LiveSteps:
         self._logs = logs
         self._warn = warn
         self._cpu_s = cpu_s
+        self._gpu_use: GpuUse | None = None
         self._generation = 0
         self._began_at = 0.0
         self._pids: dict[int, int] = {}  # of running workers, by local rank
@@ -109,6 +111,7 @@ class LiveSteps:
 
         steps = {each.local_rank: each for each in self._logs.progress()}
         before = {each.local_rank: each for each in self._posted}
+        gpus = self._gpus()
         found = []
         for rank in sorted({*steps, *self._pids}):
             each = steps.get(rank, WorkerProgress(rank, -1, -1, 0.0, 0.0))
@@ -119,9 +122,18 @@ class LiveSteps:
                     output_at=clamped_time(outputs.get(rank, 0.0)),
                     step_s=_step_s(each, known),
                     cpus=self._cpus(rank, known.cpus if known is not None else None),
+                    gpu=gpus.get(self._pids.get(rank, 0)),
                 )
             )
         return tuple(found)
+
+    def _gpus(self) -> dict[int, float]:
+        """Return how busy the GPU of each process is, as far as it is known."""
+        if self._gpu_use is None:
+            from tenax._observe.hangs.gpu_use import GpuUse
+
+            self._gpu_use = GpuUse()
+        return self._gpu_use.by_pid()
 
     def _cpus(self, rank: int, before: float | None) -> float | None:
         """Return how many CPUs a worker has used since the last poll, or at first since it was started."""

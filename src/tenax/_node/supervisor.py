@@ -490,6 +490,8 @@ class Supervisor:
                 pass
             case _:
                 return
+        for sent in self._loop.take_posted((events.WorkerOptedIn, events.WorkerOptedOut)):
+            self._step(sent)
         for channel in self._channels.values():
             for sent in channel.read_all():
                 self._step(sent)
@@ -520,7 +522,7 @@ class Supervisor:
 
 
 class WorkerSocket(Watchable):
-    """The agent's end of the channel to one worker. What it means is in ``worker_channel``: most workers never use it."""
+    """The agent's end of the channel to one worker. Most workers never use it; ``worker_channel`` has its meaning."""
 
     def __init__(self, sock: _socket.socket, generation: int, local_rank: int, loop: Loop) -> None:
         sock.setblocking(False)

@@ -27,9 +27,9 @@ Commands from the agent                                     Replies
 "template" makes the workers warm: they are forked from a process that has imported what they need (``warm_pool.py``).
 A worker that waits for a standby is started cold as soon as a command needs its process to exist.
 
-"clear" ends what exited workers left behind. The held workers (their local ranks), what descends from them and what is in
-their sessions stay; "adopt" makes a held one a worker of the next generation. Held workers are killed like all others
-by "kill", at the end of the lease, and after the agent's death.
+"clear" ends what exited workers left behind. The held workers (their local ranks), what descends from them and what is
+in their sessions stay; "adopt" makes a held one a worker of the next generation. Held workers are killed like all
+others by "kill", at the end of the lease, and after the agent's death.
 
 "dump" and "end" address one worker. The keeper is its parent, so its pid cannot be reused before the keeper reaps it.
 

@@ -269,9 +269,9 @@ def _match_output(observed: Observations, has_exception: bool) -> tuple[str, str
         return _first_match(lines[::-1], tuple(kind for kind in kinds if kind in RESOURCES), "")
     own = tuple(kind for kind in kinds if not kind.is_consequence and not (has_exception and kind.id == _AT_EXIT))
     late = lines if observed.exit_code < 0 else lines[-_MAX_CONSEQUENCE_LINES:]
-    before = own[: next((at for at, kind in enumerate(own) if kind.id == "connection_refused"), len(own))]
+    certain = own[: next((at for at, kind in enumerate(own) if kind.id == "connection_refused"), len(own))]
     return (
-        _first_match(lines[::-1], before, "")
+        _first_match(lines[::-1], certain, "")
         or _first_match(late[::-1], tuple(kind for kind in kinds if kind.is_consequence), "")
         or _first_match(lines[::-1], own, "")
     )

@@ -67,6 +67,7 @@ class NodeStatus(Value, frozen=True):
     stepped: tuple[float, ...] = ()  # when each worker reported its last step; 0: never
     step_s: tuple[float, ...] = ()  # the duration of the last steps of each worker; 0: not known
     cpus: tuple[float, ...] = ()  # how many CPUs each worker used lately; -1: not known
+    gpus: tuple[float, ...] = ()  # how busy the GPU of each worker was lately, 0 to 1; -1: not known
     failed: tuple[int, ...] = ()  # local ranks
     is_coordinator: bool = False  # its agent hosts the coordinator
     why: str = ""  # why it left
@@ -235,6 +236,7 @@ def _node(
     outputs = tuple(0.0 if each is None or not each.output_at else each.output_at + wall_offset for each in progress)
     step_s = tuple(0.0 if each is None else round(each.step_s, 6) for each in progress)
     cpus = tuple(-1.0 if each is None or each.cpus is None else round(each.cpus, 2) for each in progress)
+    gpus = tuple(-1.0 if each is None or each.gpu is None else each.gpu for each in progress)
     last_at = max((each.last_at for each in record.progress if each.last_step >= 0), default=None)
     ranks = range(first_rank, first_rank + info.slots) if is_member else range(0)
     return NodeStatus(
@@ -254,20 +256,26 @@ def _node(
         stepped=stepped if any(stepped) else (),
         step_s=step_s if any(step_s) else (),
         cpus=cpus if any(each >= 0 for each in cpus) else (),
+        gpus=gpus if any(each >= 0 for each in gpus) else (),
         failed=tuple(sorted(failed[rank] for rank in ranks if rank in failed)) if failed else (),
         is_coordinator=info.node_id == state.settings.serving_node or len(state.nodes) == state.settings.max_nodes == 1,
     )
 
 
 def slow_ranks(nodes: Sequence[NodeStatus]) -> tuple[str, ...]:
-    """Return messages about ranks that are slower than their peers: by their steps, or else by their use of CPUs.
+    """Return messages about ranks that are slower than their peers: by their steps, or else by their GPUs or CPUs.
 
     A rank is slow if its steps take a quarter longer than the median of the others. Without steps, a rank stands out if
-    it uses half a CPU more or less than the median of the others: it computes while they wait, or the other way round.
+    it uses half a GPU, or if that is not known half a CPU, more or less than the median of the others: it computes
+    while they wait, or the other way round.
     """
-    steps, cpus = _by_rank(nodes, "step_s", 1e-9), _by_rank(nodes, "cpus", 0.0)
-    values, describe = (steps, _slow_steps) if len(steps) > 1 else (cpus, _other_cpus)
-    if len(values) < 2:
+    choices = (
+        (_by_rank(nodes, "step_s", 1e-9), _slow_steps),
+        (_by_rank(nodes, "gpus", 0.0), _other_gpu),
+        (_by_rank(nodes, "cpus", 0.0), _other_cpus),
+    )
+    values, describe = next(((values, text) for values, text in choices if len(values) > 1), ({}, _slow_steps))
+    if not values:
         return ()
     ordered = sorted(value for value, _ in values.values())
     middle = (len(ordered) - 1) // 2
@@ -294,6 +302,12 @@ def _by_rank(nodes: Sequence[NodeStatus], field: str, least: float) -> dict[int,
 def _slow_steps(seconds: float, peers_s: float) -> str:
     is_slow = seconds > _SLOW * peers_s and seconds - peers_s > _SLOW_S
     return f"takes {format_duration(seconds)} per step, the others {format_duration(peers_s)}" if is_slow else ""
+
+
+def _other_gpu(share: float, of_peers: float) -> str:
+    if abs(share - of_peers) < _OTHER_CPUS:
+        return ""
+    return f"uses {100 * share:.0f} % of its GPU, the others {100 * of_peers:.0f} %"
 
 
 def _other_cpus(cpus: float, of_peers: float) -> str:

@@ -44,6 +44,7 @@ _WORKER_COLUMNS = (
     Column("LAST STEP", 8, is_right=True),
     Column("PER STEP", 5, is_right=True),
     Column("CPU", 3, is_right=True),
+    Column("GPU", 3, is_right=True),
 )
 
 
@@ -278,8 +279,13 @@ def _worker(status: RunStatus, node: NodeStatus, local: int) -> tuple[str, ...]:
         f"{node.steps[local]:,}" if step_at else "",
         f"{_age(status, step_at)} ago" if step_at else "",
         format_duration(step_s) if step_s else "",
-        f"{100 * _at(node.cpus, local):.0f} %" if _at(node.cpus, local, -1.0) >= 0 else "",
+        _share(_at(node.cpus, local, -1.0)),
+        _share(_at(node.gpus, local, -1.0)),
     )
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0 else ""
 
 
 def _at(values: Sequence[float], local: int, default: float = 0.0) -> float:

@@ -78,9 +78,8 @@ class InvariantChecker:
         self._check_silence(state, event, commands)
         if self._ended:
             return
-        if self._clearing and isinstance(event, events.NodeCleared) and event.generation == self._started:
-            if set(event.held) == self._spared and self._spared <= self._acknowledged:
-                self._occupied, self._held = False, set(event.held)
+        if isinstance(event, events.NodeCleared) and self._is_clear_after(event):
+            self._occupied, self._held = False, set(event.held)
         self._follow_acknowledgements(event)
         if isinstance(event, events.ScopeExpired) and event.generation == self._started and event.signal > 0:
             self._late.add(event.local_rank)
@@ -103,6 +102,10 @@ class InvariantChecker:
         elif state.verdict is not None:
             raise InvariantBroken(f"A4: a verdict while {state.phase.value}")
         self._remember(state)
+
+    def _is_clear_after(self, event: events.NodeCleared) -> bool:
+        is_last_reply = self._clearing and event.generation == self._started and set(event.held) == self._spared
+        return is_last_reply and self._spared <= self._acknowledged
 
     def _follow_acknowledgements(self, event: AnyEvent) -> None:
         """Follow which workers are held. One that exits or loses its channel may leave processes behind."""

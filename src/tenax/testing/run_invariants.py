@@ -143,7 +143,7 @@ class RunChecker:
         if self._last is not None and step.decision is not None:
             self._last.decision = step.decision
             self._keeps_survivors &= getattr(step.decision, "keeps_survivors", True)
-        self._follow_second_stops(state, sends)
+        self._follow_second_stops(state, event, sends)
         self._check_ledger(state, event)
         self._check_forming(state, event, sends)
         if isinstance(state.phase, run.Over):
@@ -341,11 +341,13 @@ class RunChecker:
         last.is_lost = True
         return True
 
-    def _follow_second_stops(self, state: CoordinatorState, sends: list[Send]) -> None:
+    def _follow_second_stops(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         """Follow nodes that are clear, but must stop the workers that they hold."""
+        message = event.message if isinstance(event, run.Received) else None
+        newcomer = message.node.node_id if isinstance(message, messages.NodeJoined) else ""
         for send in sends:
             if isinstance(send.event, events.GenerationEnded) and send.event.stops:
-                for node_id in self._clear & set(send.to):
+                for node_id in (self._clear & set(send.to)) - {newcomer}:  # that is the answer to what it reported
                     if self._keeps_survivors or not self._holding.get(node_id):
                         raise InvariantBroken(f"C4: {node_id} must stop held workers, which survive, or has none")
                     self._clear.discard(node_id)

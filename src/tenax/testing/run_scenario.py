@@ -40,9 +40,9 @@ the coordinator sends them.
       ``, raised at TIME``, on the coordinator's clock, and ``, MESSAGE``
     - ``node a stopped`` (``..., cut off``: its lease expired); a colon may be followed by failures as above and
       ``rank 0 stopped`` or ``rank 0 held``, separated by semicolons
-    - ``nodes a, b running`` (``..., 2 survived``): all their workers were started; ``node a at step 9`` (``node a at steps 3 to 9``);
-      ``..., since 12`` and ``..., until 15`` are the times of the first and the last step on the coordinator's clock;
-      default: now
+    - ``nodes a, b running`` (``..., 2 survived``): all their workers were started; ``node a at step 9`` (``node a at
+      steps 3 to 9``); ``..., since 12`` and ``..., until 15`` are the times of the first and the last step on the
+      coordinator's clock; default: now
     - ``nodes a, b stopped and ready``, ``node a succeeded``
     - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy: WHY``, ``node a sent stacks,
       suspicion 1: rank 0 in FUNCTION; rank 1 not known, WHY``

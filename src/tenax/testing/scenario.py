@@ -50,7 +50,8 @@ Lines that are not indented are the script; blank lines and lines that begin wit
     - ``worker 0 at step 9`` (``worker 0 at steps 3 to 9``) (``..., in PHASE``): the progress it reported
     - ``quiet since TIME: WHY`` (``..., worker 0 is stopped: WHY``), ``movement``, ``hang found``, ``hang over``,
       ``stacks requested, suspicion 1: WHY``, ``stacks read, suspicion 1: worker 0 in FUNCTION; worker 1 in FUNCTION``
-    - ``node cleared`` (``..., workers 0 and 1 held``), ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``tick``
+    - ``node cleared`` (``..., workers 0, 1 held``), ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost:
+      REASON``, ``tick``
 
     Events about a worker or the node are about the current generation unless ``of generation 1`` follows ``worker 0``,
     ``node cleared``, ``fenced`` or ``leave noticed``. ``generation 1 up`` is short for a normal start: the run is

@@ -183,9 +183,9 @@ def test_a_phase_is_not_a_hang(job: Job) -> None:
     assert "seems to hang" not in done.err
 
 
-def test_hang_detection_is_off_by_default(job: Job) -> None:
+def test_hang_detection_can_be_turned_off(job: Job) -> None:
     """A job without progress is not sampled and not reported."""
-    (agent,) = job.start("--hang-after", "0.2")
+    (agent,) = job.start("--on-hang", "off", "--hang-after", "0.2")
     members = job.hub.meet(2)
     job.hub.steps_for(1.0, members)
     job.hub.step(members, {1: "p"})

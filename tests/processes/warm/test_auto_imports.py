@@ -91,9 +91,7 @@ def project(tmp_path: Path) -> Project:
             ["torch", "torch._dynamo"],
             id="what an optimizer imports",
         ),
-        pytest.param(
-            "from torch import optim", ["torch", "torch.optim", "torch._dynamo"], id="what an imported optimizer imports"
-        ),
+        pytest.param("from torch import optim", ["torch", "torch.optim", "torch._dynamo"], id="what optimizers import"),
         pytest.param("import torch\nbig.optim", ["torch"], id="another optimizer"),
         pytest.param("from big import (\n    optim,\n    nn,\n)", ["big", "big.optim", "big.nn"], id="brackets"),
         pytest.param("'''\nimport big\n'''", [], id="in a text"),

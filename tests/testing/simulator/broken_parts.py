@@ -41,7 +41,7 @@ class ReportsReadyBeforeClear(AgentMachine):
 
     def _clear(self, now: float) -> None:
         super()._clear(now)
-        self._on_node_cleared(now)
+        self._on_node_cleared((), now)
 
 
 class RestartsWorkersOfEndedGeneration(AgentMachine):

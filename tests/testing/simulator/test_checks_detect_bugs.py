@@ -19,7 +19,7 @@ SEEDS = range(1, 61)
 
 def first_broken(parts: Parts, seeds: range | list[int], **changes: object) -> Outcome | None:
     for seed in seeds:
-        outcome = simulate(msgspec.structs.replace(draw(seed), **changes), parts)
+        outcome = simulate(msgspec.structs.replace(draw(seed, survivors=False), **changes), parts)
         if outcome.broken:
             return outcome
     return None
@@ -27,7 +27,7 @@ def first_broken(parts: Parts, seeds: range | list[int], **changes: object) -> O
 
 def first_broken_by(engine: dict[str, bool], seeds: range | list[int]) -> Outcome | None:
     for seed in seeds:
-        setup = draw(seed)
+        setup = draw(seed, survivors=False)
         setup = msgspec.structs.replace(setup, engine=msgspec.structs.replace(setup.engine, **engine))
         outcome = simulate(setup)
         if outcome.broken:

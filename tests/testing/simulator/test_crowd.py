@@ -6,7 +6,7 @@ from tenax.testing.simulator.crowd import Crowd, CrowdSetup, simulate_crowd
 
 
 def test_every_dead_node_is_replaced() -> None:
-    outcome = simulate_crowd(CrowdSetup(nodes=300, hours=1.0, deaths_per_minute=2.0))
+    outcome = simulate_crowd(CrowdSetup(nodes=100, hours=1.0, deaths_per_minute=2.0))
     assert outcome.broken == ""
     assert outcome.deaths >= 119
     assert outcome.generations >= 2 * 119  # one without the dead node, one with the new one
@@ -19,7 +19,7 @@ def test_a_spare_replaces_a_dead_node_at_once() -> None:
 
 
 def test_the_coordinator_remembers_no_more_after_a_day_than_after_an_hour() -> None:
-    hour, day = (simulate_crowd(CrowdSetup(nodes=20, hours=hours, named_share=1.0)) for hours in (1.0, 24.0))
+    hour, day = (simulate_crowd(CrowdSetup(nodes=8, hours=hours, named_share=1.0)) for hours in (1.0, 24.0))
     assert (hour.broken, day.broken) == ("", "")
     assert day.state_bytes < 1.2 * hour.state_bytes
 

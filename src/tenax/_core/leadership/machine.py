@@ -333,7 +333,7 @@ class Leadership:
     def _drop_link(self, *, is_finished: bool = False) -> None:
         for output in self.client.drop("it is no longer the leader", self._now, is_finished=is_finished):
             if isinstance(output, links.Lost):
-                self._on_link_lost(output.reason, was_linked=output.was_linked)
+                self._on_link_lost(output.reason, retry_s=output.retry_s)
             else:
                 self._outputs.append(output)
 
@@ -395,13 +395,13 @@ class Leadership:
         after_s = self.client.backoff_s(jitter)
         self._retry(f"cannot reach {self.client.where}: {why}", after_s, self._connect_and_query)
 
-    def link_lost(self, why: str, now: float, *, was_linked: bool) -> list[Output]:
+    def link_lost(self, why: str, now: float, *, retry_s: float) -> list[Output]:
         """The link, or a handshake, has failed (``Lost`` of the client)."""
-        return self._at(now, lambda: self._on_link_lost(why, was_linked=was_linked))
+        return self._at(now, lambda: self._on_link_lost(why, retry_s=retry_s))
 
-    def _on_link_lost(self, why: str, *, was_linked: bool) -> None:
+    def _on_link_lost(self, why: str, *, retry_s: float) -> None:
         if self.leader is not None:
-            self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect_and_query)
+            self._retry(why, retry_s, self._connect_and_query)
 
     def _tls_mismatch(self, leader: Leader) -> str:
         """Return why this node's TLS settings do not match the leader's; empty if they do."""

@@ -56,7 +56,7 @@ class Lost(msgspec.Struct, frozen=True):
     """The link, or an attempt to open one, has failed: find the coordinator again."""
 
     reason: str
-    was_linked: bool  # retry at once, and otherwise soon
+    retry_s: float  # the delay before the next attempt
 
 
 class Emit(msgspec.Struct, frozen=True):
@@ -150,6 +150,7 @@ class LinkClient:
         self._lost_since = now
         self._reported_at = -_REPORT_EVERY_S
         self._failures_in_a_row = 0
+        self._late_in_a_row = 0  # generations that arrived too late
         self._handshake_until: float | None = None
         self._beat_at: float | None = None
         self._guard_at: float | None = None  # when to look at the lease
@@ -213,9 +214,7 @@ class LinkClient:
 
         ``jitter``: a random number from 0 to 1.
         """
-        delay_s = RETRY_SOON_S
-        if self.assignment is None:
-            delay_s = min(RETRY_LATER_S, RETRY_SOON_S * 2 ** min(self._failures_in_a_row, 8))
+        delay_s = RETRY_SOON_S if self.assignment is not None else _growing_s(self._failures_in_a_row)
         self._failures_in_a_row += 1
         return delay_s * (1 + 2 * jitter)
 
@@ -348,12 +347,14 @@ class LinkClient:
         match event:
             case GenerationFormed(part):
                 if not self._is_recent(now):  # the others may have formed a later generation
+                    self._late_in_a_row += 1
                     return self._close(_TOO_LATE, now)
                 if part == self.assignment:
                     return []  # sent again by a coordinator that did not know whether it had arrived
                 if not self._has_offered:
                     raise wire.WireError("generation formed although this node was not ready")
                 self._has_offered = False
+                self._late_in_a_row = 0
                 self.assignment = part
                 return [*self._hold(now), Emit(event)]
             case RunEnded() | JoinRefused():
@@ -403,8 +404,10 @@ class LinkClient:
             )
         if is_mismatch and self.assignment is None and self.is_refusal_final:
             return self.refuse(f"{reason}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
-        # A coordinator whose answers do not count would send the same again at once.
-        return [*outputs, Lost(reason, was_linked and why != _TOO_LATE)]
+        # A coordinator whose answers do not count would send the same again.
+        if why == _TOO_LATE:
+            return [*outputs, Lost(reason, _growing_s(self._late_in_a_row - 1))]
+        return [*outputs, Lost(reason, 0.0 if was_linked else RETRY_SOON_S)]
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 
@@ -444,3 +447,7 @@ class LinkClient:
         if self.assignment is None:
             return []
         return [Emit(Fenced(self.assignment.generation, f"{why}; the other nodes may continue without this node"))]
+
+
+def _growing_s(times: int) -> float:
+    return min(RETRY_LATER_S, RETRY_SOON_S * (1 << min(times, 8)))

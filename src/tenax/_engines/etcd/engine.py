@@ -228,8 +228,8 @@ class EtcdEngine(LinkedEngine):
         self._has_followed = True
         self._act(self._leadership.followed(answer, self._loop.now()))
 
-    def _reconnect(self, why: str, *, was_linked: bool) -> None:
-        self._act(self._leadership.link_lost(why, self._loop.now(), was_linked=was_linked))
+    def _reconnect(self, why: str, *, retry_s: float) -> None:
+        self._act(self._leadership.link_lost(why, self._loop.now(), retry_s=retry_s))
 
     # --- the machine's outputs ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import os
 
 import msgspec
 
-from tenax._core.link.client import RETRY_LATER_S, RETRY_SOON_S, Note
+from tenax._core.link.client import RETRY_LATER_S, Note
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
 from tenax._engines.tcp.marker import Marker
 from tenax._engines.tcp.server import CoordinatorServer
@@ -107,8 +107,8 @@ class TcpEngine(LinkedEngine):
                 return
         self._look_up()
 
-    def _reconnect(self, why: str, *, was_linked: bool) -> None:
-        self._retry(why, 0.0 if was_linked else RETRY_SOON_S, self._connect)
+    def _reconnect(self, why: str, *, retry_s: float) -> None:
+        self._retry(why, retry_s, self._connect)
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:
         """Return the endpoint's name if this host resolves it to loopback: other hosts resolve it to this host."""

@@ -99,7 +99,7 @@ class LinkedEngine(ABC):
         """Find the coordinator and connect to it, or host it."""
 
     @abstractmethod
-    def _reconnect(self, why: str, *, was_linked: bool) -> None:
+    def _reconnect(self, why: str, *, retry_s: float) -> None:
         """Handle a link that was lost, or a connection attempt that failed."""
 
     @abstractmethod
@@ -290,7 +290,7 @@ class LinkedEngine(ABC):
             tls = self._link_tls()
         except ValueError as error:  # a TLS file was replaced by an unusable one
             sock.close()
-            self._reconnect(str(error), was_linked=False)
+            self._reconnect(str(error), retry_s=client.RETRY_SOON_S)
             return
         link = Link(
             sock,
@@ -334,8 +334,8 @@ class LinkedEngine(ABC):
                     self._forget_link(is_finished=is_finished)
                 case client.Linked():
                     self._on_linked()
-                case client.Lost(reason, was_linked):
-                    self._reconnect(reason, was_linked=was_linked)
+                case client.Lost(reason, retry_s):
+                    self._reconnect(reason, retry_s=retry_s)
                 case client.Emit(event):
                     if isinstance(event, GenerationFormed):
                         self._store_address.serve(event.assignment)

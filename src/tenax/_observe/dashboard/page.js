@@ -185,7 +185,7 @@
   function prepared(node) {
     const full = {
       slots: 1, rank: -1, first_rank: -1, pids: [], steps: [], phases: [], failed: [], step_at: null,
-      outputs: [], stepped: [], step_s: [], cpus: [],
+      outputs: [], stepped: [], step_s: [], cpus: [], gpus: [],
       is_coordinator: false, ...node,
     };
     full.searchText = `${full.name} ${full.host} ${full.node_id}`.toLowerCase();
@@ -463,6 +463,7 @@
       node.stepped[local] ? `last step ${ago(node.stepped[local])}` : "",
       node.step_s[local] ? `${brief(node.step_s[local])} per step` : "",
       node.cpus[local] >= 0 ? `${Math.round(100 * node.cpus[local])} % of a CPU` : "",
+      node.gpus[local] >= 0 ? `${Math.round(100 * node.gpus[local])} % of its GPU` : "",
     ].filter(Boolean);
   }
 

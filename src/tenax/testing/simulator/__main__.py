@@ -35,7 +35,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _draw(seed: int, options: argparse.Namespace) -> Setup:
     liveness = {"": None, "safety": False, "liveness": True}[options.mode]
-    return draw(seed, nodes=options.nodes, seconds=options.hours * 3600, liveness=liveness, engine=options.engine)
+    survivors = {"": None, "yes": True, "no": False}[options.survivors]
+    seconds = options.hours * 3600
+    return draw(
+        seed, nodes=options.nodes, seconds=seconds, liveness=liveness, engine=options.engine, survivors=survivors
+    )
 
 
 def _one(options: argparse.Namespace) -> int:
@@ -158,6 +162,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=("", "safety", "liveness"),
         default="",
         help="safety: faults never stop; liveness: they stop, and the cluster must recover (default: drawn)",
+    )
+    parser.add_argument(
+        "--survivors", choices=("", "yes", "no"), default="", help="whether workers can be held (default: drawn)"
     )
     parser.add_argument(
         "--deaths-per-minute",

@@ -14,7 +14,7 @@ import msgspec
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, messages_on_connecting
 from tenax._core.link import client, wire
-from tenax._core.link.client import RETRY_SOON_S, Note
+from tenax._core.link.client import Note
 from tenax._core.model import AgentSettings
 from tenax.testing.agent_invariants import InvariantChecker
 from tenax.testing.simulator.history import describe
@@ -186,8 +186,8 @@ class AgentProcess(Process):
                     self._kept = self.connection
                     offered = map(self._with_offer, messages_on_connecting(self.state, self.info, self.clock()))
                     self._do(self.client.announce(list(offered), self.clock()))
-                case client.Lost(reason, was_linked):
-                    self._reconnect(reason, was_linked=was_linked)
+                case client.Lost(reason, retry_s):
+                    self._reconnect(reason, retry_s=retry_s)
                 case client.Emit(event):
                     self._on_event(event)
                 case client.Print(text):
@@ -253,8 +253,8 @@ class AgentProcess(Process):
         self._serve_if_local()
         self._connect()
 
-    def _reconnect(self, reason: str, *, was_linked: bool) -> None:
-        self._retry(reason, 0.0 if was_linked else RETRY_SOON_S)
+    def _reconnect(self, reason: str, *, retry_s: float) -> None:
+        self._retry(reason, retry_s)
 
     def _connect(self) -> None:
         if self._wants_connection:

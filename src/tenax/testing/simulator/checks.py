@@ -329,6 +329,8 @@ class Checks:
     ) -> None:
         """Check which processes of the last generation a node keeps when it starts the next one."""
         for worker in alive:
+            if worker.generation == assignment.generation:
+                continue  # a second start, see ``began``
             if worker.local_rank not in survivors:
                 raise PropertyBroken("S2", f"{agent.label} starts {assignment.generation} while {worker} is alive")
             if worker.acts:

@@ -150,6 +150,7 @@ def _with_survivors(behaviour: WorkerBehaviour, rng: random.Random, survivors: b
         deaf=rng.choice((0.0, 0.1, 0.4)),
         dies_held=rng.choice((0.0, 0.1, 0.5)),
         closes_channel=rng.choice((0.0, 0.0, 0.1)),
+        clears_within_s=rng.choice((0.002, 0.3, 3.0)),
     )
 
 

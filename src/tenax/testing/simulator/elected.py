@@ -123,8 +123,8 @@ class ElectedAgent(AgentProcess):
     def _find_coordinator(self) -> None:
         self.etcd.follow()
 
-    def _reconnect(self, reason: str, *, was_linked: bool) -> None:
-        self._act(self.leadership.link_lost(reason, self.clock(), was_linked=was_linked))
+    def _reconnect(self, reason: str, *, retry_s: float) -> None:
+        self._act(self.leadership.link_lost(reason, self.clock(), retry_s=retry_s))
 
     # --- the machine's outputs ----------------------------------------------------------------------------------------
 

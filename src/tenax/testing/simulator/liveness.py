@@ -96,8 +96,11 @@ class Liveness:
 
     @property
     def _stopping_s(self) -> float:
-        setup = self.cluster.setup
-        return setup.grace_s + (setup.abandon_s if setup.behaviour.stuck else 0.0) + 2.0  # evidence may take as long
+        setup, behaviour = self.cluster.setup, self.cluster.setup.behaviour
+        # Workers that are not held are stopped one by one; what they leave behind has a grace period of its own.
+        holding_s = behaviour.hold_timeout_s + setup.grace_s if behaviour.opts_in else 0.0
+        abandoning_s = setup.abandon_s if behaviour.stuck else 0.0
+        return holding_s + setup.grace_s + abandoning_s + 2.0  # evidence may take as long
 
     def _note(self, text: str) -> None:
         if self.cluster.history is not None:
@@ -230,7 +233,8 @@ class Liveness:
             self._expect("L1", 2 + self.cluster.setup.pause_s, is_next, then_settled)
 
         def then_settled() -> None:
-            self._expect("L2", 10, self.has_settled, self._finish)
+            stopping_s = self._stopping_s if self.cluster.behaviour.opts_in else 0.0  # held workers, if the run ended
+            self._expect("L2", 10 + stopping_s, self.has_settled, self._finish)
 
         return self._expect("L1", exits_s + 1, is_known, then_quiet)
 

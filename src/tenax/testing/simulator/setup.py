@@ -64,6 +64,7 @@ class WorkerBehaviour(msgspec.Struct, frozen=True):
     deaf: float = 0.0  # share of ends that are never acknowledged
     dies_held: float = 0.0  # share of held workers that exit before the next generation
     closes_channel: float = 0.0  # share of processes that close their channel at some time
+    clears_within_s: float = 0.002  # until leftovers have ended while workers are held
 
 
 class Engine(msgspec.Struct, frozen=True):

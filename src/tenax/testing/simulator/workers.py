@@ -104,6 +104,8 @@ class Keeper:
             self.agent, assignment, [worker for worker in before.values() if worker.is_alive], survivors
         )
         self._starting, self._unadopted = [], [before[local_rank] for local_rank in survivors]
+        if self.leftovers is not None and not all(worker.is_alive for worker in self._unadopted):
+            self.leftovers = formation  # a held worker has exited meanwhile, which is reported for the next generation
         at = cluster.schedule.now
         for local_rank in survivors:
             worker = Worker(self, formation, assignment, local_rank, before[local_rank].pid)
@@ -245,8 +247,8 @@ class Keeper:
 
     def _die_held(self, worker: Worker) -> None:
         if worker.is_alive and worker.is_held and self._is_reachable:
-            if self.cluster.survivor_rng.random() < self.cluster.behaviour.leaves_behind:
-                self.leftovers = worker.formation
+            if self.cluster.survivor_rng.random() < 0.5:
+                self.leftovers = self.workers[worker.local_rank].formation  # the next one, if that was ordered already
             self._exit(worker, -SIGKILL)
 
     def _adopt(self, before: Worker, worker: Worker) -> None:
@@ -392,8 +394,17 @@ class Keeper:
                 self._exit(worker, -SIGKILL)
         if self.leftovers is not None and self.cluster.rng.random() < 0.5:
             return  # they ignore SIGTERM
+        if held:
+            clears_s = self.cluster.behaviour.clears_within_s * self.cluster.survivor_rng.random()
+            self.cluster.schedule.after(clears_s, self._finish_clearing, generation, held)
+            return
         self.leftovers = None
         self._report_if_clear()
+
+    def _finish_clearing(self, generation: int, held: tuple[int, ...]) -> None:
+        if (generation, held) == (self._is_clearing, self._spared):  # else there was another command
+            self.leftovers = None
+            self._report_if_clear()
 
     def _killed(self, generation: int) -> None:
         if not self._has_workers_of(generation):
