@@ -22,7 +22,8 @@ from kit.processes import needs_torch
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
 # These cases have separate code for TorchElastic or torch; in the others torchrun is one more launcher.
 BESIDE_TORCHRUN = ("launch", "rendezvous", "store")
-CASES = [case for case in MEASUREMENTS if case not in ("torch_workers", "memory")]  # test_benchmark_torch_workers.py
+# test_benchmark_torch_workers.py, test_benchmark_survivors.py
+CASES = [case for case in MEASUREMENTS if case not in ("torch_workers", "memory", "survivors")]
 TIMEOUT_S = 110
 
 

@@ -106,8 +106,8 @@ def test_an_exception_that_leaves_a_critical_section_makes_the_state_unknown(age
             generation.agree(state, restore=restore)
             if generation.number == 2:
                 break
-            agent.end_and_begin()
             with elastic.critical():
+                agent.end_and_begin()
                 state.step += 1
                 raise ConnectionResetError("in the middle of an update")
     assert restored == [0, -1]
@@ -121,8 +121,8 @@ def test_a_state_that_is_not_whole_is_never_kept(agent: FakeAgent) -> None:
         for generation in elastic.generations():
             with generation:
                 generation.agree(state, restore=lambda state: None)
-                agent.end_and_begin()
                 with elastic.critical():
+                    agent.end_and_begin()
                     state.step += 1
                     raise ConnectionResetError("in the middle of an update")
 
@@ -266,8 +266,9 @@ def test_a_worker_that_is_held_exits_when_the_channel_closes(agent: FakeAgent) -
     def loop() -> None:
         for generation in elastic.generations():
             with generation:
-                agent.end()
-                agent.close()
+                with elastic.critical():  # the end comes after both
+                    agent.end()
+                    agent.close()
                 wait_to_be_interrupted()
 
     with pytest.raises(SystemExit, match="takes part in no other generation"):
