@@ -459,7 +459,7 @@ def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
             if len(data) < LAYOUT.size:
                 return None
             imported_at = int.from_bytes(data[LAYOUT.size :], "little") / 1e9
-            if not data.startswith(MAGIC) and imported_at:  # it has reported nothing else so far
+            if imported_at and not any(data[: LAYOUT.size]):  # it has reported nothing else so far
                 return WorkerProgress(local_rank, -1, -1, 0.0, 0.0, imported_at=min(imported_at, MAX_SECONDS))
             magic, first, last, first_at, last_at, count, phase = LAYOUT.unpack(data[: LAYOUT.size])
             # Any process may write this file. Drop values out of bounds: a peer closes the link on such a frame.

@@ -11,6 +11,7 @@ import sys
 
 import msgspec
 
+from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.requests import WorkerStacks
 
 TYPE_CHECKING = False
@@ -78,7 +79,7 @@ def read_stacks(program: str, pid: int, *, native: bool) -> tuple[str, str]:
             reason = next((line for line in lines if line.strip()), f"exit code {run.returncode}")
             return "", f"py-spy could not read it: {reason.removeprefix('Error: ')}"
         threads = msgspec.json.decode(run.stdout, type=list[_Thread])
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+    except (OSError, subprocess.SubprocessError, *DECODE_ERRORS) as error:
         return "", f"py-spy could not read it: {error}"
     threads.sort(key=lambda thread: thread.os_thread_id == pid)
     return "\n".join(line for thread in threads for line in _lines(thread))[-_MAX_STACKS:], ""
