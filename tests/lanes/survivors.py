@@ -168,6 +168,8 @@ class Job:
         command = [*TENAX, "run", "--nnodes", "1:2", "--nproc-per-node", str(_WORKERS), "--max-restarts", "1000000"]
         command += ["--rdzv-endpoint", self._endpoint, "--rdzv-id", "survivors", "--shutdown-timeout", "1"]
         command += ["--rdzv-conf", "last_call_timeout=0.5", "--log-dir", str(self._home / "logs")]
+        if self._framework == "torch":
+            command += ["--preload", "torch,torch._dynamo,torch.distributed.nn.functional"]
         command += [str(_HERE / "survivor_main.py"), self._framework, str(self._home / "checkpoint.json")]
         env = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "TENAX_", "TORCH"))}
         env |= {"LANE_HUB": self._hub.name, "TMPDIR": str(self._home), "TORCH_CPP_LOG_LEVEL": "ERROR"}
