@@ -218,7 +218,7 @@ class OperatorApi:
                 then()
 
         timer = self._loop.at(now + _ACTIVITY_S, on_timeout)
-        for node_id in list(awaited):
+        for node_id in sorted(awaited):
             self._forward(node_id, ActivityRequest(node_id), on_reply(node_id))
 
     # --- requests -----------------------------------------------------------------------------------------------------

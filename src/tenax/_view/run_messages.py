@@ -139,7 +139,7 @@ def _sent_message(send: Send) -> str:
             from tenax._core.hang_report import reason_of
 
             reason = reason_of(report)
-            if report.is_odd or report.workers == 1:
+            if report.locations and (report.is_odd or report.workers == 1):
                 return f"generation {generation} hangs: rank {report.locations[0].ranks[0]} {reason}"
             return f"generation {generation} hangs: {reason.removeprefix('hung: ')}"
         case HangOver(generation, why):
