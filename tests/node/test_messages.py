@@ -49,6 +49,15 @@ def test_ranks_are_global() -> None:
     assert not any("stopping" in line for line in failed[1:])
 
 
+def test_a_failure_and_the_workers_that_are_held_are_one_line() -> None:
+    agent = Agent()
+    agent.run()
+    agent.step(events.WorkerOptedIn(1, 0, 5.0), events.WorkerOptedIn(1, 1, 5.0))
+    failed = agent.step(events.WorkerExited(1, 1, -9, before_stop=True))
+    assert failed[0] == "rank 5 (pid 101) was killed by SIGKILL; holding rank 4 until the next generation"
+    assert not any("holding" in line for line in failed[1:])
+
+
 def test_the_kernels_cause_is_preferred_to_the_exception() -> None:
     agent = Agent()
     agent.run()

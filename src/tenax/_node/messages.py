@@ -34,11 +34,15 @@ class Line(msgspec.Struct, frozen=True):
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
     """Return the lines for one step: the event first, then the commands. ``state`` is the state after the step."""
     before = _of_event(event, state)
-    stop = next((command for command in issued if isinstance(command, commands.SignalWorkers)), None)
-    if stop is not None and before and isinstance(event, events.WorkerExited | events.WorkerStartFailed):
-        failed = f"{before[0].text}; stopping all workers ({_how(stop.signal, state)})"  # one line for the failure
-        before = [Line(failed, colour="red")]
-        issued = [command for command in issued if command is not stop]
+    follows = next((each for each in issued if isinstance(each, commands.SignalWorkers | commands.HoldWorkers)), None)
+    if follows is not None and before and isinstance(event, events.WorkerExited | events.WorkerStartFailed):
+        what = (
+            f"stopping all workers ({_how(follows.signal, state)})"
+            if isinstance(follows, commands.SignalWorkers)
+            else f"holding {_ranks(state, follows.local_ranks)} until the next generation"
+        )
+        before = [Line(f"{before[0].text}; {what}", colour="red")]  # one line for the failure
+        issued = [command for command in issued if command is not follows]
     lines = [line for command in issued for line in _of_command(command, state)]
     if not lines or not isinstance(event, events.SignalReceived):  # what follows a signal names it
         lines = [*before, *lines]
