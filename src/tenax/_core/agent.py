@@ -232,7 +232,7 @@ class AgentMachine(HangObserver):
         if ended.is_late and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
             self._on_fenced(ended.why, now)
         elif state.phase is Phase.RUNNING:
-            self._end_generation(ended.why, now, stops=ended.stops)
+            self._end_generation(ended.why, now, stops=ended.stops, hung=ended.hung)
         elif ended.stops and state.phase in (Phase.STOPPING, Phase.JOINING):
             is_stopping = self._stop_held(SIGTERM, ended.why, state.settings.grace_s, now)
             if not is_stopping and any(worker.hold is not None for worker in state.workers.values()):
@@ -549,10 +549,13 @@ class AgentMachine(HangObserver):
             worker.hold.until, worker.hold.step = None, step
             self._clear_if_held(now)
 
-    def _end_generation(self, why: str, now: float, *, stops: bool = False) -> None:
+    def _end_generation(self, why: str, now: float, *, stops: bool = False, hung: int | None = None) -> None:
         """RUNNING -> STOPPING: hold the workers that opted in and stop the others, or stop all."""
         state = self.state
         living = state.last.living()
+        for worker in living:
+            if self._global_rank(worker.local_rank) == hung:
+                worker.hold = None
         can_hold = any(worker.hold is not None for worker in living) and all(
             worker.overdue is None for worker in living
         )
