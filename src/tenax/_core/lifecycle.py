@@ -441,6 +441,9 @@ class Lifecycle:
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = {each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work}
         self._send(self._ended_event(state.generation, ending), *sorted(members))
+        if not state.last.keeps_survivors:
+            for node_id in self._holding():  # of an earlier generation: they wait for the next one
+                self._stop_held(state.nodes[node_id], now)
         ending.unstopped = members | self._stale()
         self._after_generation_if_stopped(now)
 
@@ -464,10 +467,13 @@ class Lifecycle:
 
     # --- survivors ----------------------------------------------------------------------------------------------------
 
+    def _holding(self) -> list[str]:
+        return [node_id for node_id in self.state.ready if self.state.nodes[node_id].offer.held]
+
     def _stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
         """Stop the held workers if the policy does not keep them; return whether they must be awaited."""
         state = self.state
-        holding = [node_id for node_id in state.ready if state.nodes[node_id].offer.held]
+        holding = self._holding()
         if getattr(decision, "keeps_survivors", True) or not holding:
             return False
         ending.decision, ending.is_decided, state.last.keeps_survivors = decision, True, False
