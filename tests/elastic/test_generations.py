@@ -92,6 +92,46 @@ def wait_for_the_signal() -> None:
         os.close(writer)
 
 
+@pytest.mark.parametrize("has_lost_peer", [False, True])
+def test_cleanup_in_the_block_is_not_interrupted(agent: FakeAgent, has_lost_peer: bool) -> None:
+    """The signal comes again and again, because it may be lost; not into what the first one has started."""
+    state = elastic.State(step=0)
+    seen = []
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            try:
+                if has_lost_peer:
+                    raise BrokenPipeError("a peer is gone")
+                agent.end_and_begin()
+                wait_to_be_interrupted()
+            finally:
+                if has_lost_peer:
+                    agent.end_and_begin()
+                wait_for_the_signal()
+                with elastic.critical():
+                    seen.append("section")
+                seen.append("cleanup")
+    assert seen == ["section", "cleanup"]
+
+
+def test_a_block_in_the_handler_of_a_lost_peer_is_interrupted(agent: FakeAgent) -> None:
+    state = elastic.State(step=0)
+    try:
+        raise ConnectionRefusedError("the server of another experiment")
+    except ConnectionRefusedError:
+        for generation in elastic.generations():
+            with generation:
+                generation.agree(state)
+                if generation.number == 2:
+                    break
+                agent.end_and_begin()
+                wait_to_be_interrupted()
+    assert generation.number == 2
+
+
 def test_an_exception_that_leaves_a_critical_section_makes_the_state_unknown(agent: FakeAgent) -> None:
     """The state is restored, because no other rank has it; a restore that loads nothing is an error."""
     state = elastic.State(step=0)

@@ -8,8 +8,8 @@ import sys
 from tenax import progress
 from tenax.elastic import _agreement, _torch
 from tenax.elastic._channel import VARIABLE, Channel
-from tenax.elastic._failures import is_lost_peer
-from tenax.elastic._worker import GenerationEnded, Worker, apply
+from tenax.elastic._failures import GenerationEnded, is_lost_peer
+from tenax.elastic._worker import Worker, apply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
