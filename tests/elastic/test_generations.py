@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from tenax import elastic
+from tenax.elastic._channel import Channel
+from tenax.elastic._connections import open_sockets
+from tenax.elastic._worker import Worker
 
 from .fake_agent import FakeAgent
 
@@ -336,6 +343,62 @@ def test_a_message_that_is_not_understood_closes_the_channel(agent: FakeAgent, l
             assert agent.receive() == {}
             generation.completed(1)
     assert generation.number == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_reader_that_fails_closes_the_channel() -> None:
+    class FailingChannel(Channel):
+        def receive(self) -> None:
+            raise OSError("the reader failed")
+
+    agents, workers = socket.socketpair()
+    agents.settimeout(5)
+    worker = Worker(FailingChannel(workers), 1, 5.0)
+    with agents, agents.makefile("rb") as messages:
+        assert b"opt_in" in messages.readline()
+        assert messages.readline() == b""
+    assert not worker.resume(5.0)
+    worker.finish()
+    for thread in threading.enumerate():
+        if thread.name == "tenax-elastic":
+            thread.join(5)  # so that its exception is reported here
+
+
+def test_a_worker_without_a_free_descriptor_survives(agent: FakeAgent) -> None:
+    state = elastic.State(step=0)
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            with all_descriptors_in_use():
+                agent.end_and_begin()
+                wait_to_be_interrupted()
+    assert generation.number == 2
+
+
+def test_sockets_are_found_without_a_free_descriptor() -> None:
+    with socket.socket() as one:
+        status = os.fstat(one.fileno())
+        with all_descriptors_in_use():
+            assert (status.st_dev, status.st_ino) in open_sockets()
+
+
+@contextmanager
+def all_descriptors_in_use() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = max(int(name) for name in os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, limits[1]))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 def test_the_next_loop_of_a_process_uses_the_same_channel(agent: FakeAgent) -> None:

@@ -165,13 +165,15 @@ class Worker:
     # --- the reader thread --------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        while message := self._channel.receive():
-            if not self._take(message):
-                break
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._channel.shut_down()
+        try:
+            while message := self._channel.receive():
+                if not self._take(message):
+                    break
+        finally:  # an exception must not leave the agent and the main thread waiting
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            self._channel.shut_down()
 
     def _take(self, message: dict[str, Any]) -> bool:
         with self._changed:
@@ -219,7 +221,7 @@ class Worker:
             self.raise_if_ended()
 
     def _is_cleanup(self) -> bool:
-        """Return whether the block is being left already, and what runs is a ``finally``, a handler or an ``__exit__``."""
+        """Return whether the block is being left already, and a ``finally``, a handler or an ``__exit__`` runs."""
         error = sys.exc_info()[1]
         return error is not self._outside and (follows_end(error) or is_lost_peer(error))
 
