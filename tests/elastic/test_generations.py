@@ -8,11 +8,13 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from tenax import elastic
+from tenax.elastic import _generation
 from tenax.elastic._channel import Channel
 from tenax.elastic._connections import open_sockets
 from tenax.elastic._worker import Worker
@@ -43,6 +45,36 @@ def test_without_an_agent_there_is_one_generation_and_nothing_else(monkeypatch: 
                 generation.completed(state.step)
             seen.append((generation.rank, generation.world_size, generation.number))
     assert seen == ["restored", (0, 1, 0)]
+
+
+@pytest.mark.parametrize("kind", ["closed", "file", "TCP", "listening", "not connected"])
+def test_a_descriptor_that_is_not_a_channel_is_not_touched(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that a worker starts has the variable, but not the descriptor, or another one with its number."""
+    with ExitStack() as opened:
+        if kind == "file":
+            descriptor = opened.enter_context(open(os.devnull)).fileno()
+        else:
+            family = socket.AF_INET if kind == "TCP" else socket.AF_UNIX
+            connection = opened.enter_context(socket.socket(family))
+            descriptor = connection.fileno()
+            if kind == "listening":
+                monkeypatch.chdir(tmp_path)  # the paths of sockets are short
+                connection.bind("socket")
+                connection.listen()
+            if kind == "closed":
+                connection.close()
+        monkeypatch.setenv("TENAX_ELASTIC_FD", str(descriptor))
+        monkeypatch.setattr(_generation, "_worker", None)  # of the process, which may have had a channel before
+        numbers = []
+        for generation in elastic.generations():
+            with generation:
+                numbers.append(generation.number)
+        assert len(numbers) == 1
+        assert _generation._worker is None
+        if kind != "closed":
+            os.fstat(descriptor)
 
 
 def test_a_survivor_takes_part_in_the_next_generation(agent: FakeAgent) -> None:
@@ -206,8 +238,6 @@ def test_any_other_exception_is_raised_at_once(agent: FakeAgent) -> None:
 
 def test_completed_raises_the_end(agent: FakeAgent) -> None:
     """An update by an optimizer is over with ``completed``, which raises what was put off."""
-    from tenax.elastic import _generation
-
     state = elastic.State(step=0)
     for generation in elastic.generations():
         with generation:
@@ -226,8 +256,6 @@ def test_completed_raises_the_end(agent: FakeAgent) -> None:
 
 
 def test_an_exception_between_an_optimizer_step_and_completed_makes_the_state_unknown(agent: FakeAgent) -> None:
-    from tenax.elastic import _generation
-
     state = elastic.State(step=0)
 
     def loop() -> None:
