@@ -127,8 +127,9 @@ def _transfer(
             group.send(header, buffers, receiver)
     for sender, receiver in transfers:
         if receiver == rank:
-            touch()
-            state._load(*group.receive(sender))
+            received = group.receive(sender)
+            touch()  # not before: the sender may be lost, and this state is whole
+            state._load(*received)
 
 
 class _Groups:

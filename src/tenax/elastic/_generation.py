@@ -8,8 +8,8 @@ import sys
 from tenax import progress
 from tenax.elastic import _agreement, _torch
 from tenax.elastic._channel import VARIABLE, Channel
-from tenax.elastic._failures import is_lost_peer
-from tenax.elastic._worker import GenerationEnded, Worker, apply
+from tenax.elastic._failures import GenerationEnded, is_lost_peer
+from tenax.elastic._worker import Worker, apply
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -160,8 +160,9 @@ def _open(timeout_s: float) -> Worker | None:
     """Return this process's worker, if an agent has passed it a channel."""
     global _worker  # noqa: PLW0603 - a process is one worker
     descriptor = os.environ.pop(VARIABLE, "")
-    if descriptor:
-        _worker = open_worker(Channel.inherited(int(descriptor)), timeout_s)
+    channel = Channel.inherited(int(descriptor)) if descriptor else None
+    if channel is not None:
+        _worker = open_worker(channel, timeout_s)
     elif _worker is not None and not _worker.resume(timeout_s):
         _worker = None
     return _worker

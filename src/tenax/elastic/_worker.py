@@ -3,7 +3,8 @@
 Invariants:
 
 1. ``GenerationEnded`` is raised only in the thread that runs the block, only inside the block, and neither in a
-   critical section, nor from the start of an optimizer step to ``completed``, nor in code of this package.
+   critical section, nor from the start of an optimizer step to ``completed``, nor in code of this package, nor by a
+   signal or a critical section in cleanup: while the end or a lost peer is handled.
 2. ``held`` is sent once per generation, after ``end``, and after everything of that generation has ended: the block,
    and the critical sections of all threads.
 3. An exception that leaves a critical section or an optimizer step makes the state unknown (``is_torn``). A torn state
@@ -25,6 +26,7 @@ import threading
 from tenax import progress
 from tenax.elastic import _torch
 from tenax.elastic._connections import end_connections, open_sockets
+from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,13 +39,6 @@ _AGAIN_S = 0.02  # between two attempts to interrupt the script, doubled each ti
 _MAX_AGAIN_S = 0.5
 _SIGNAL = signal.SIGURG  # ignored by default, and used by nothing else in a Python program
 _PACKAGE = __name__.rpartition(".")[0]
-
-
-class GenerationEnded(BaseException):
-    """The generation has ended, and this process takes part in the next. The text is the reason.
-
-    ``with generation`` catches it. It is not an ``Exception``, so that a handler for the errors of a batch does not.
-    """
 
 
 class Worker:
@@ -61,6 +56,7 @@ class Worker:
         self._is_finished = False  # the loop is over: this process takes part in no other generation
         self._is_inside = False  # the block
         self._is_updating = False  # from the start of an optimizer step to completed()
+        self._outside: BaseException | None = None  # what was handled when the block began
         self._depth = 0  # of critical sections in the thread that runs the block
         self._elsewhere = 0  # critical sections in other threads
         self._thread = threading.get_ident()
@@ -78,11 +74,13 @@ class Worker:
         """Begin the block."""
         if not self._has_hooks:
             self._has_hooks = _torch.before_optimizer_steps(self.begin_update)
+        self._outside = sys.exc_info()[1]
         self._is_inside = True
 
     def leave(self, *, is_torn: bool) -> None:
         """End the block."""
         self._is_inside = False
+        self._outside = None
         self.is_torn |= is_torn and self._is_updating
         self._is_updating = False
         self._depth = 0
@@ -118,7 +116,7 @@ class Worker:
         self.is_torn |= is_torn
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
-            if not is_torn:
+            if not is_torn and not self._is_cleanup():
                 self.raise_if_ended()
         else:
             with self._changed:
@@ -167,13 +165,15 @@ class Worker:
     # --- the reader thread --------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        while message := self._channel.receive():
-            if not self._take(message):
-                break
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._channel.shut_down()
+        try:
+            while message := self._channel.receive():
+                if not self._take(message):
+                    break
+        finally:  # an exception must not leave the agent and the main thread waiting
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            self._channel.shut_down()
 
     def _take(self, message: dict[str, Any]) -> bool:
         with self._changed:
@@ -216,8 +216,14 @@ class Worker:
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Interrupt the block, unless this is code of the package: that checks itself, or is interrupted later."""
-        if frame is None or not str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+        is_own = frame is not None and str(frame.f_globals.get("__name__")).startswith(_PACKAGE)
+        if not is_own and not self._is_cleanup():
             self.raise_if_ended()
+
+    def _is_cleanup(self) -> bool:
+        """Return whether the block is being left already, and a ``finally``, a handler or an ``__exit__`` runs."""
+        error = sys.exc_info()[1]
+        return error is not self._outside and (follows_end(error) or is_lost_peer(error))
 
     def _forget(self) -> None:
         """In a forked child: leave the channel to the parent, and interrupt nothing."""
