@@ -57,6 +57,7 @@ _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
 # A worker finds the number of its channel's descriptor in this variable. High, so that it replaces no file that modules
 # of a warm worker have opened.
 SURVIVOR_VARIABLE, SURVIVOR_DESCRIPTOR = "TENAX_ELASTIC_FD", 199
+_MIN_OPEN_FILES = 256  # below that limit workers have no channel: its descriptor and those moved aside must fit
 _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 
 
@@ -137,7 +138,9 @@ class Supervisor:
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
         self._has_control_socket = has_control_socket
-        self._has_survivors = has_survivors and entrypoint.can_survive
+        # Read here: a server in this process raises the limit later, and workers do not inherit that.
+        has_descriptors = not 0 <= os.sysconf("SC_OPEN_MAX") < _MIN_OPEN_FILES
+        self._has_survivors = has_survivors and entrypoint.can_survive and has_descriptors
         self._channels: dict[int, WorkerSocket] = {}  # by local rank
         self._control_socket: ControlSocket | None = None
         self._since = 0.0  # when it began, in seconds since the epoch
