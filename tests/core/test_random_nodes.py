@@ -26,8 +26,8 @@ from .random_node import MAX_STEPS, RandomNode, format_steps
 CORE = settings.get_profile("core")
 # Their histories had every event in every phase when they were chosen. The search continues where they no longer do.
 COVERING_SEEDS = (
-    *(7, 20, 23, 26, 42, 46, 51, 59, 62, 71, 106, 114, 133, 142, 212, 226, 248, 264, 265, 287, 364, 365, 377, 432),
-    *(458, 569, 678, 685, 809, 820, 840, 842, 884, 899, 1034, 1400, 1438, 1494, 1521),
+    *(14, 41, 128, 199, 347, 417, 444, 476, 489, 581, 784, 809, 865, 1073, 1868, 1884, 1910, 2703, 3178, 3866, 4116),
+    *(4207, 4216, 5659, 6178, 7654, 7894, 7901, 8893, 8956, 9263, 9686, 10209, 11223, 11517, 11641, 12987),
 )
 
 
@@ -94,7 +94,7 @@ any_event = st.one_of(
     st.just(events.RunRequested()),
     st.builds(events.GenerationFormed, st.builds(Assignment, generations)),
     st.builds(events.JoinRefused, st.just("no")),
-    st.builds(events.GenerationEnded, generations, st.just("b joined"), st.booleans()),
+    st.builds(events.GenerationEnded, generations, st.just("b joined"), st.booleans(), stops=st.booleans()),
     st.builds(events.RunEnded, verdicts, st.floats(-1e6, 1e6)),
     st.builds(events.Fenced, generations, st.just("cut off")),
     st.builds(events.LeaveNoticed, generations, st.just("b"), st.just("no"), st.none() | st.floats(0, 50)),
@@ -103,6 +103,9 @@ any_event = st.one_of(
     st.builds(events.LeaveRequested, st.just("no")),
     st.builds(events.ProgressSeen, generations, st.lists(progress, max_size=2).map(tuple)),
     st.builds(events.WorkerStarted, generations, ranks, st.integers(100, 102)),
+    st.builds(events.WorkerOptedIn, generations, ranks, st.floats(0.1, 5)),
+    st.builds(events.WorkerOptedOut, generations, ranks, st.just("no")),
+    st.builds(events.WorkerHeld, generations, ranks, st.integers(-1, 3)),
     st.builds(events.WorkerStartFailed, generations, ranks, st.just("no such file"), st.sampled_from([0, 1, 127])),
     st.builds(
         events.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])
@@ -132,7 +135,7 @@ any_event = st.one_of(
     ),
     st.builds(events.HangFound, generations, st.just(HangReport(1, 1, 1, 60.0, "no"))),
     st.builds(events.HangOver, generations),
-    st.builds(events.NodeCleared, generations),
+    st.builds(events.NodeCleared, generations, st.sampled_from([(), (0,), (1,), (0, 1)])),
     st.builds(events.SignalReceived, st.sampled_from([1, 2, 15])),
     st.builds(events.KeeperLost, st.just("gone")),
     st.just(events.Tick()),

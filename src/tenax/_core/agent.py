@@ -195,6 +195,7 @@ class AgentMachine(HangObserver):
             self._start(formed.assignment, now)
             return
         state.formed = None
+        self._remember_failure()
         state.last = LocalGeneration(
             formed.assignment,
             now,
@@ -208,7 +209,7 @@ class AgentMachine(HangObserver):
 
     def _start(self, assignment: Assignment, now: float) -> None:
         state = self.state
-        state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-MAX_EARLIER:]
+        self._remember_failure()
         workers = {rank: WorkerRecord(rank) for rank in range(state.settings.local_world_size)}
         survivors = state.last.held()
         for rank in survivors:
@@ -218,6 +219,11 @@ class AgentMachine(HangObserver):
         state.last, state.formed = LocalGeneration(assignment, now, workers), None
         self._enter(Phase.RUNNING)
         self._commands.append(commands.StartWorkers(assignment, survivors))
+
+    def _remember_failure(self) -> None:
+        """Before the next generation: keep the first failure of the last one."""
+        state = self.state
+        state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-MAX_EARLIER:]
 
     # --- decisions of the coordinator ---------------------------------------------------------------------------------
 
@@ -309,7 +315,8 @@ class AgentMachine(HangObserver):
         # A worker that could not start, or exited before the stop request reached it, was not stopped by the agent.
         is_stopped_alone = worker.hold is not None and worker.hold.sent != 0
         is_stopped = state.last.stop.rung >= Rung.SIGNALLED or is_stopped_alone
-        worker.was_stopped = was_held or (is_stopped and not exited.before_stop)
+        has_acknowledged = worker.hold is not None and worker.hold.has_acknowledged
+        worker.was_stopped = has_acknowledged or (is_stopped and not exited.before_stop)
         overdue, fault = worker.overdue, exited.fault
         if overdue is not None and (exited.exit_code < 0 or (overdue.sent and not exited.before_stop)):
             # The expired scope is the cause, even if the worker was stopped for another reason meanwhile.
@@ -318,7 +325,7 @@ class AgentMachine(HangObserver):
             self._clear_again(now)
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # the outcome of this generation is already decided
-        if not was_held and (exited.exit_code != 0 or fault or self._has_stacks_to_show(worker)):
+        if not has_acknowledged and (exited.exit_code != 0 or fault or self._has_stacks_to_show(worker)):
             self._record_bad_exit(worker, fault, exited.wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
             self._send(messages.FailureSeen(state.generation, state.failures[0], now))
@@ -546,7 +553,7 @@ class AgentMachine(HangObserver):
             return  # it was not sent the end, or is being stopped
         if worker.phase in (WorkerPhase.REQUESTED, WorkerPhase.RUNNING):
             worker.phase = WorkerPhase.HELD
-            worker.hold.until, worker.hold.step = None, step
+            worker.hold.until, worker.hold.has_acknowledged, worker.hold.step = None, True, step
             self._clear_if_held(now)
 
     def _end_generation(self, why: str, now: float, *, stops: bool = False, hung: int | None = None) -> None:
@@ -603,7 +610,9 @@ class AgentMachine(HangObserver):
         state, stop = self.state, self.state.last.stop
         held = state.last.held()
         stop.rung, stop.is_clear = Rung.HELD if held else Rung.CLEARING, False
-        stop.until = now + state.settings.grace_s if stop.until is None else stop.until
+        # Without a grace period, processes that were killed still need time to end. After it, the held ones are killed.
+        wait_s = max(state.settings.grace_s, state.settings.abandon_s) if held else state.settings.grace_s
+        stop.until = now + wait_s if stop.until is None else stop.until
         self._commands.append(commands.ClearNode(state.generation, held))
 
     def _stop_held(self, signal: int, why: str, grace_s: float, now: float) -> bool:

@@ -133,6 +133,7 @@ class Hold(msgspec.Struct):
     timeout_s: float  # how long it may take to acknowledge
     until: float | None = None  # when to escalate; None: nothing is awaited
     sent: int = 0  # the last signal sent; 0: none
+    has_acknowledged: bool = False  # it does nothing of its generation any more: its exit is not a failure
     step: int = -1  # the last one that it completed, as it acknowledged; -1: none
 
 
