@@ -156,6 +156,46 @@ def test_cleanup_in_the_block_is_not_interrupted(agent: FakeAgent, has_lost_peer
     assert seen == ["section", "cleanup"]
 
 
+@pytest.mark.parametrize("how", ["in __exit__", "as the cause", "without a context"])
+def test_a_cleanup_that_fails_after_the_end_does_not_fail_the_worker(
+    agent: FakeAgent, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Connection:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+            if how == "in __exit__":
+                raise OSError("could not close")
+            raise OSError("could not close") from (error if how == "as the cause" else None)
+
+    state = elastic.State(step=0)
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            with Connection():
+                agent.end_and_begin()
+                wait_to_be_interrupted()
+    assert generation.number == 2
+    assert "continues after an exception in its cleanup: OSError: could not close" in capsys.readouterr().err
+
+
+def test_a_request_to_exit_in_the_cleanup_is_carried_out(agent: FakeAgent) -> None:
+    def loop() -> None:
+        for generation in elastic.generations():
+            with generation:
+                try:
+                    agent.end_and_begin()
+                    wait_to_be_interrupted()
+                finally:
+                    raise SystemExit(3)  # as a handler of SIGTERM does
+
+    with pytest.raises(SystemExit, match="3"):
+        loop()
+
+
 def test_a_block_in_the_handler_of_a_lost_peer_is_interrupted(agent: FakeAgent) -> None:
     state = elastic.State(step=0)
     try:

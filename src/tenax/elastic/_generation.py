@@ -8,8 +8,8 @@ import sys
 from tenax import progress
 from tenax.elastic import _agreement, _torch
 from tenax.elastic._channel import VARIABLE, Channel
-from tenax.elastic._failures import GenerationEnded, is_lost_peer
-from tenax.elastic._worker import Worker, apply
+from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
+from tenax.elastic._worker import Worker, apply, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,10 +83,14 @@ class Generation:
             return False
         self._worker.leave(is_torn=kind is not None)
         is_end = kind is None or kind is GenerationEnded
-        if not is_end and not is_lost_peer(error):
+        # Cleanup often fails without the lost peer. But a request to exit is one, whatever it interrupts.
+        is_after_end = not is_end and isinstance(error, Exception) and follows_end(error)
+        if not is_end and not is_after_end and not is_lost_peer(error):
             return False
-        if not self._worker.why_ended(0.0 if is_end else _END_TIMEOUT_S):
+        if not self._worker.why_ended(0.0 if is_end or is_after_end else _END_TIMEOUT_S):
             return False
+        if is_after_end:
+            warn(f"this worker continues after an exception in its cleanup: {type(error).__name__}: {error}")
         self._has_ended = True
         sys.excepthook = self._excepthook
         _torch.destroy_groups()
