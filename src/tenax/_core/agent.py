@@ -541,13 +541,16 @@ class AgentMachine(HangObserver):
                 self._clear_again(now)  # which kills it
 
     def _on_worker_held(self, local_rank: int, step: int, now: float) -> None:
-        worker = self.state.workers.get(local_rank)
-        if self.state.last.stop.rung is not Rung.HOLDING or worker is None or worker.hold is None or worker.hold.sent:
-            return  # it was not sent the end, or is being stopped
+        worker, rung = self.state.workers.get(local_rank), self.state.last.stop.rung
+        if rung not in (Rung.HOLDING, Rung.SIGNALLED) or worker is None or worker.hold is None:
+            return
+        if worker.hold.until is None or worker.hold.sent:
+            return  # it was not sent the end, or is being stopped alone
         if worker.phase in (WorkerPhase.REQUESTED, WorkerPhase.RUNNING):
             worker.phase = WorkerPhase.HELD
             worker.hold.until, worker.hold.step = None, step
-            self._clear_if_held(now)
+            if rung is Rung.HOLDING:
+                self._clear_if_held(now)
 
     def _end_generation(self, why: str, now: float, *, stops: bool = False) -> None:
         """RUNNING -> STOPPING: hold the workers that opted in and stop the others, or stop all."""

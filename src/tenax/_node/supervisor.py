@@ -410,6 +410,8 @@ class Supervisor:
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
+                for channel in self._channels.values():
+                    channel.stop()
                 self._watch_error_files(generation)
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
@@ -562,6 +564,11 @@ class WorkerSocket(Watchable):
 
             self._channel = WorkerChannel(self)
         return self._channel
+
+    def stop(self) -> None:
+        """The worker is being stopped. One that never used its channel is not held."""
+        if self._channel is not None:
+            self._channel.stop()
 
     def fileno(self) -> int:
         return self.sock.fileno()
