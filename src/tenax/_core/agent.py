@@ -102,6 +102,7 @@ _EXCEPTION_EXIT_CODE = 1  # of a Python process
 _URGENT_SIGNALS = (SIGINT, SIGQUIT)
 _MAX_SCOPE_CHARS = 200  # of a scope's name in a message
 _GRACE_OVER = "the grace period is over"
+_NOT_IN_LOOP = "it has not entered elastic.generations(), or has left it"
 _UNTIL_HELD = (Rung.HOLDING, Rung.HELD)
 
 
@@ -571,7 +572,7 @@ class AgentMachine(HangObserver):
                 worker.hold.until = now + worker.hold.timeout_s
             else:
                 worker.hold = Hold(0.0)
-                self._stop_alone(worker, worker.hold, "it cannot be held", now)
+                self._stop_alone(worker, worker.hold, _NOT_IN_LOOP, now)
 
     def _stop_alone(self, worker: WorkerRecord, hold: Hold, why: str, now: float) -> None:
         """Send the next signal to a worker that is not held: SIGTERM, then SIGKILL. After that, kill all processes."""
