@@ -304,6 +304,7 @@ class AgentMachine(HangObserver):
         worker = state.workers.get(exited.local_rank)
         if worker is None or worker.phase is WorkerPhase.ENDED:
             return
+        leaves_held = worker.local_rank in state.last.held()
         was_held, worker.phase = worker.phase is WorkerPhase.HELD, WorkerPhase.ENDED
         worker.exit_code = exited.exit_code
         worker.ended_at = now if exited.ended_at is None else min(exited.ended_at, now)
@@ -315,7 +316,7 @@ class AgentMachine(HangObserver):
         if overdue is not None and (exited.exit_code < 0 or (overdue.sent and not exited.before_stop)):
             # The expired scope is the cause, even if the worker was stopped for another reason meanwhile.
             overdue.is_cause, worker.was_stopped, fault = True, False, overdue.reason
-        if was_held and state.last.stop.rung is Rung.HELD:
+        if leaves_held and state.last.stop.rung is Rung.HELD:
             self._clear_again(now)
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # the outcome of this generation is already decided
@@ -534,11 +535,12 @@ class AgentMachine(HangObserver):
             return
         if state.phase is Phase.RUNNING:
             worker.hold = None
-        elif worker.phase is WorkerPhase.HELD and state.last.stop.rung in _UNTIL_HELD:
-            worker.phase = WorkerPhase.RUNNING
+        elif local_rank in state.last.held():
             if state.last.stop.rung is Rung.HOLDING:
+                worker.phase = WorkerPhase.RUNNING
                 worker.hold.until = now + worker.hold.timeout_s
             else:
+                worker.hold.sent = SIGKILL
                 self._clear_again(now)  # which kills it
 
     def _on_worker_held(self, local_rank: int, step: int, now: float) -> None:
