@@ -124,7 +124,7 @@ def test_variables_that_do_not_fit_into_a_line_close_the_channel(channel: Channe
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["held before", "held after"])
 def test_the_channel_of_a_held_worker_that_is_stopped_is_closed(channel: Channel, is_late: bool) -> None:
-    """Also if it acknowledges the end of its generation after the stop. A worker that is not held may use its channel."""
+    """Also if it acknowledges the end of its generation after the stop. Without an acknowledgement it stays open."""
     channel.send(OPT_IN)
     channel.agent.opened().end(3, "rank 2 failed")
     if is_late:

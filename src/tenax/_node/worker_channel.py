@@ -9,8 +9,8 @@ of turn closes the channel, and the worker cannot be held.
       held, generation, step           ->
                                        <-                   begin, generation, env
 
-A worker that is held and must stop is not sent a message: its channel is closed. A stop signal alone may only set a flag
-in its script, and then it would wait for ``begin`` until it is killed.
+The channel of a held worker that must stop is closed. The stop signal may only set a flag in its script, and then it
+would wait for ``begin`` until it is killed.
 
 A worker opts in once per generation. From ``begin`` on it counts as opted in, with its last timeout, so an ``end`` may
 arrive before it has opted in again.
@@ -69,9 +69,11 @@ class WorkerChannel:
         self._ended = generation
         self._send(type="end", generation=generation, why=one_line(why)[:_MAX_WHY])
 
-    def begin(self, generation: int, env: dict[str, str]) -> None:
+    def begin(self, generation: int, env: dict[str, str]) -> bool:
+        """Return whether the channel is open: else the worker waits for this in vain."""
         self._is_held = False
         self._send(type="begin", generation=generation, env=env)
+        return self._socket.fileno() >= 0
 
     def stop(self) -> None:
         """Close the channel as soon as the worker is held: it takes part in no other generation."""
