@@ -120,3 +120,18 @@ def test_variables_that_do_not_fit_into_a_line_close_the_channel(channel: Channe
     opted_out = channel.loop.next_event(lambda: None)
     assert isinstance(opted_out, events.WorkerOptedOut)
     assert opted_out.why.startswith("the variables of its next generation have 65605 bytes")
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["held before", "held after"])
+def test_the_channel_of_a_held_worker_that_is_stopped_is_closed(channel: Channel, is_late: bool) -> None:
+    """Also if it acknowledges the end of its generation after the stop. Without an acknowledgement it stays open."""
+    channel.send(OPT_IN)
+    channel.agent.opened().end(3, "rank 2 failed")
+    if is_late:
+        channel.agent.stop()
+        assert channel.is_open
+        assert channel.send(HELD, HELD) == [events.WorkerHeld(3, 1, 7)]
+    else:
+        channel.send(HELD)
+        channel.agent.stop()
+    assert not channel.is_open

@@ -9,6 +9,9 @@ of turn closes the channel, and the worker cannot be held.
       held, generation, step           ->
                                        <-                   begin, generation, env
 
+The channel of a held worker that must stop is closed. The stop signal may only set a flag in its script, and then it
+would wait for ``begin`` until it is killed.
+
 A worker opts in once per generation. From ``begin`` on it counts as opted in, with its last timeout, so an ``end`` may
 arrive before it has opted in again.
 """
@@ -57,6 +60,8 @@ class WorkerChannel:
         self._has_opted_in = False  # in any generation
         self._opted_in: int = 0  # the last generation in which the worker opted in
         self._ended: int = 0  # the generation whose end was sent and not acknowledged
+        self._is_held = False
+        self._is_stopping = False
 
     # --- to the worker ------------------------------------------------------------------------------------------------
 
@@ -64,8 +69,17 @@ class WorkerChannel:
         self._ended = generation
         self._send(type="end", generation=generation, why=one_line(why)[:_MAX_WHY])
 
-    def begin(self, generation: int, env: dict[str, str]) -> None:
+    def begin(self, generation: int, env: dict[str, str]) -> bool:
+        """Return whether the channel is open: else the worker waits for this in vain."""
+        self._is_held = False
         self._send(type="begin", generation=generation, env=env)
+        return self._socket.fileno() >= 0
+
+    def stop(self) -> None:
+        """Close the channel as soon as the worker is held: it takes part in no other generation."""
+        self._is_stopping = True
+        if self._is_held:
+            self._socket.close()
 
     def _send(self, **message: object) -> None:
         # Not with msgspec: a variable, such as the path of a file, may have bytes that are not UTF-8.
@@ -109,6 +123,8 @@ class WorkerChannel:
             if problem := self._handle(line):
                 self._close(f"it sent an invalid message: {problem}")
                 return False
+            if self._socket.fileno() < 0:
+                return False
         if len(self._received) > _MAX_LINE:
             self._close("it sent a message that is too long")
         return True
@@ -133,8 +149,10 @@ class WorkerChannel:
         elif self._ended != generation:
             return "it acknowledged the end of a generation that has not ended"
         else:
-            self._ended = 0
+            self._ended, self._is_held = 0, True
             self._socket.post(events.WorkerHeld(generation, rank, message.step))
+            if self._is_stopping:
+                self._socket.close()
         return ""
 
     def _close(self, why: str) -> None:
