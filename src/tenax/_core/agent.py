@@ -311,7 +311,7 @@ class AgentMachine(HangObserver):
         if worker is None or worker.phase is WorkerPhase.ENDED:
             return
         leaves_held = worker.local_rank in state.last.held()
-        was_held, worker.phase = worker.phase is WorkerPhase.HELD, WorkerPhase.ENDED
+        worker.phase = WorkerPhase.ENDED
         worker.exit_code = exited.exit_code
         worker.ended_at = now if exited.ended_at is None else min(exited.ended_at, now)
         # A worker that could not start, or exited before the stop request reached it, was not stopped by the agent.
@@ -584,7 +584,8 @@ class AgentMachine(HangObserver):
                 worker.hold.until = now + worker.hold.timeout_s
             else:
                 worker.hold = Hold(0.0)
-                self._stop_alone(worker, worker.hold, _NOT_IN_LOOP, now)
+                is_hung = self._global_rank(worker.local_rank) == hung
+                self._stop_alone(worker, worker.hold, "it hung" if is_hung else _NOT_IN_LOOP, now)
 
     def _stop_alone(self, worker: WorkerRecord, hold: Hold, why: str, now: float) -> None:
         """Send the next signal to a worker that is not held: SIGTERM, then SIGKILL. After that, kill all processes."""
