@@ -118,6 +118,29 @@ def test_the_end_is_raised_after_a_critical_section_not_in_it(agent: FakeAgent) 
     assert state.step == 1
 
 
+def test_a_critical_section_is_not_entered_after_the_end(agent: FakeAgent) -> None:
+    """The gradients may be those of collectives that were aborted. Tried in a thread, which no signal interrupts."""
+    numbers, entered = [], []
+
+    def loop() -> None:
+        for generation in elastic.generations():
+            numbers.append(generation.number)
+            with generation:
+                if generation.number == 2:
+                    break
+                agent.end_and_begin()
+                worker = _generation._worker
+                assert worker is not None
+                assert worker.why_ended(60)
+                with elastic.critical():
+                    entered.append(generation.number)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join(60)
+    assert (numbers, entered) == ([1, 2], [])
+
+
 def wait_for_the_signal() -> None:
     """Wait until SIGURG was received; its handler does not raise here."""
     reader, writer = os.pipe()

@@ -104,6 +104,9 @@ class Worker:
 
     def enter_critical(self) -> None:
         if threading.get_ident() == self._thread:
+            if self._is_inside and not self._depth and not self._is_updating and not self._is_cleanup():
+                _torch.wait_for_gradients()
+                self.raise_if_ended()
             self._depth += 1
         else:
             with self._changed:
