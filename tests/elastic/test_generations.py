@@ -118,6 +118,29 @@ def test_the_end_is_raised_after_a_critical_section_not_in_it(agent: FakeAgent) 
     assert state.step == 1
 
 
+def test_a_critical_section_is_not_entered_after_the_end(agent: FakeAgent) -> None:
+    """The gradients may be those of collectives that were aborted. Tried in a thread, which no signal interrupts."""
+    numbers, entered = [], []
+
+    def loop() -> None:
+        for generation in elastic.generations():
+            numbers.append(generation.number)
+            with generation:
+                if generation.number == 2:
+                    break
+                agent.end_and_begin()
+                worker = _generation._worker
+                assert worker is not None
+                assert worker.why_ended(60)
+                with elastic.critical():
+                    entered.append(generation.number)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join(60)
+    assert (numbers, entered) == ([1, 2], [])
+
+
 def wait_for_the_signal() -> None:
     """Wait until SIGURG was received; its handler does not raise here."""
     reader, writer = os.pipe()
@@ -231,6 +254,52 @@ def test_an_exception_that_leaves_a_critical_section_makes_the_state_unknown(age
                 raise ConnectionResetError("in the middle of an update")
     assert restored == [0, -1]
     assert state.step == 3
+
+
+def test_every_state_is_unknown_after_a_cut_and_only_until_it_is_agreed_on(agent: FakeAgent) -> None:
+    """With two states, the agreement on the first does not make the second whole."""
+    states = {"first": elastic.State(value=0, step=0), "second": elastic.State(value=0, step=0)}
+    restored = []
+
+    def restore(state: elastic.State) -> None:
+        state.value = state.step = 0
+        restored.append(next(name for name, each in states.items() if each is state))
+
+    for generation in elastic.generations():
+        with generation:
+            for state in states.values():
+                generation.agree(state, restore)
+            if generation.number == 3:
+                break
+            if generation.number == 2:
+                agent.end_and_begin(3)
+                wait_to_be_interrupted()
+            with elastic.critical():
+                agent.end_and_begin()
+                states["second"].value = 99
+                raise ConnectionResetError("in the middle of an update")
+    assert restored == ["first", "second"] * 2  # and nothing in generation 3
+    assert states["second"].value == 0
+
+
+def test_a_state_that_is_made_after_a_cut_may_have_the_parts_that_were_cut(agent: FakeAgent) -> None:
+    """So it is not kept if there is no checkpoint; one that is made after the next agreement is."""
+    restored = []
+
+    def restore(state: elastic.State) -> None:
+        restored.append(state.step)
+        state.step = 0
+
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(elastic.State(step=0), restore)
+            if generation.number == 2:
+                generation.agree(elastic.State(step=0), restore)
+                break
+            with elastic.critical():
+                agent.end_and_begin()
+                raise ConnectionResetError("in the middle of an update")
+    assert restored == [0, -1, 0]
 
 
 def test_a_state_that_is_not_whole_is_never_kept(agent: FakeAgent) -> None:

@@ -38,7 +38,7 @@ class Generation:
         self.number = worker.generation if worker else _number()
         self.why = os.environ.get("TENAX_GENERATION_REASON", "")
         self._worker = worker
-        self._state: State | None = None
+        self._states: list[State] = []  # that were agreed on, the last one last
         self._has_ended = False
         self._gathered = 0
 
@@ -54,18 +54,15 @@ class Generation:
 
         The state is sent through torch's default process group; without one, through the workers' store.
         """
-        self._state = state
-        worker = self._worker
-        if worker is None:
-            _agreement.agree(self, state, restore, is_torn=False, touch=_nothing)
-        else:
-            _agreement.agree(self, state, restore, is_torn=worker.is_torn, touch=worker.touch)
-            worker.is_torn = False
+        if state in self._states:
+            self._states.remove(state)
+        self._states.append(state)
+        _agreement.agree(self, state, restore)
 
     def completed(self, step: int) -> None:
         """Report that ``step`` is whole on this rank. If the generation has ended, this raises ``GenerationEnded``."""
-        if self._state is not None:
-            _torch.keep_buffers(self._state)
+        for state in self._states:
+            _torch.keep_buffers(state)
         progress.step(step)
         if self._worker is not None:
             self._worker.completed()
@@ -118,7 +115,7 @@ def generations(*, timeout_s: float = 5.0) -> Iterator[Generation]:
             return
         if not generation._has_ended:
             break
-        step = generation._state.step if generation._state is not None else -1
+        step = generation._states[-1].step if generation._states else -1
         apply(worker.next_generation(step))
     worker.finish()
 
@@ -151,10 +148,6 @@ def critical() -> AbstractContextManager[None]:
     the section is left. An exception that leaves it makes the state unknown: another rank's is used.
     """
     return _Nothing() if _worker is None else _Critical(_worker)
-
-
-def _nothing() -> None:
-    """Without an agent the state is always this process's own."""
 
 
 _worker: Worker | None = None

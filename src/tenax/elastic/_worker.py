@@ -7,8 +7,8 @@ Invariants:
    signal or a critical section in cleanup: while the end or a lost peer is handled.
 2. ``held`` is sent once per generation, after ``end``, and after everything of that generation has ended: the block,
    and the critical sections of all threads.
-3. An exception that leaves a critical section or an optimizer step makes the state unknown (``is_torn``). A torn state
-   is never sent to another rank, and never used.
+3. An exception that leaves a critical section or an optimizer step makes all states unknown (``State._is_torn``). Such
+   a state is never sent to another rank, and never used.
 4. A forked child has no channel.
 
 The reader thread receives messages. At the end of a generation it ends the connections that the script may be blocked
@@ -27,6 +27,7 @@ from tenax import progress
 from tenax.elastic import _torch
 from tenax.elastic._connections import end_connections, open_sockets
 from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
+from tenax.elastic._state import cut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ class Worker:
 
     def __init__(self, channel: Channel, generation: int, timeout_s: float) -> None:
         self.generation = generation
-        self.is_torn = False
         self._channel = channel
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
@@ -81,7 +81,8 @@ class Worker:
         """End the block."""
         self._is_inside = False
         self._outside = None
-        self.is_torn |= is_torn and self._is_updating
+        if is_torn and self._is_updating:
+            cut()
         self._is_updating = False
         self._depth = 0
 
@@ -93,10 +94,6 @@ class Worker:
                 self.raise_if_ended()
             self._is_updating = True
 
-    def touch(self) -> None:
-        """The state is being replaced: until that is done, it is not whole."""
-        self.is_torn = True
-
     def completed(self) -> None:
         self._is_updating = False
         self.raise_if_ended()
@@ -107,13 +104,17 @@ class Worker:
 
     def enter_critical(self) -> None:
         if threading.get_ident() == self._thread:
+            if self._is_inside and not self._depth and not self._is_updating and not self._is_cleanup():
+                _torch.wait_for_gradients()
+                self.raise_if_ended()
             self._depth += 1
         else:
             with self._changed:
                 self._elsewhere += 1
 
     def leave_critical(self, *, is_torn: bool) -> None:
-        self.is_torn |= is_torn
+        if is_torn:
+            cut()
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
             if not is_torn and not self._is_cleanup():
