@@ -429,6 +429,8 @@ class Lifecycle:
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = {each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work}
         self._send(self._ended_event(state.generation, ending), *sorted(members))
+        for spare in self._holding() if cause is EndCause.REQUEST else ():
+            self._stop_held(state.nodes[spare], now)
         ending.unstopped = members | self._stale()
         self._after_generation_if_stopped(now)
 
@@ -453,13 +455,16 @@ class Lifecycle:
     def _stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
         """Stop the held workers if the policy does not keep them; return whether they must be awaited."""
         state = self.state
-        holding = [node_id for node_id in state.ready if state.nodes[node_id].offer.held]
+        holding = self._holding()
         if getattr(decision, "keeps_survivors", True) or not holding:
             return False
         ending.decision, ending.is_decided, state.last.keeps_survivors = decision, True, False
         for node_id in holding:
             self._stop_held(state.nodes[node_id], now)
         return True
+
+    def _holding(self) -> list[str]:
+        return [node_id for node_id in self.state.ready if self.state.nodes[node_id].offer.held]
 
     def _stop_held(self, record: NodeRecord, now: float) -> None:
         """Stop the workers that this node holds. It is ready when they have exited."""
