@@ -71,10 +71,17 @@ class Counting:
 
 
 class Node:
-    """One agent, as a coordinator sees it: ready -> running -> stopping -> ready ... -> done -> ended."""
+    """One agent, as a coordinator sees it: ready -> running -> stopping -> ready ... -> done -> ended.
 
-    def __init__(self, info: messages.NodeInfo, clock_ahead_s: float) -> None:
+    A node that must stop its held workers is clearing until it is ready again.
+    """
+
+    def __init__(self, info: messages.NodeInfo, clock_ahead_s: float, *, opts_in: bool = False) -> None:
         self.info = info
+        self.opts_in = opts_in  # its workers are held when their generation ends
+        self.must_stop = False  # ... but not this time
+        self.held: set[int] = set()  # local ranks
+        self.survivors = 0  # in the current generation
         self.clock_ahead_s = clock_ahead_s
         self.phase = "ready"
         self.part: Assignment | None = None
@@ -155,6 +162,7 @@ class RandomRun:
         self.machine = make_machine(self.settings, self.policy, None)
         self._checker = RunChecker(self.settings, decides_changes=self._decides_changes)
         self._granted_before = 0  # by earlier coordinators
+        self._is_awaited = False  # a granted restart has not taken effect
         self._inherited = 0  # restarts that were reported to this coordinator
         self.steps: list[Step] = []
         self._opened_at = 0  # index of this coordinator's first step
@@ -305,7 +313,11 @@ class RandomRun:
         used = self.machine.state.restarts_used
         if self._decides_changes:
             granted = min(granted, used)  # a grant for a join is used, or replaced, after the generation
-        if not granted <= used <= max(self._inherited, 0) + granted:
+        # While held workers are stopped, a decision has not taken effect. It never does if the run ends meanwhile.
+        phase = self.machine.state.phase
+        is_awaited = isinstance(phase, run.Ending) and phase.is_decided
+        self._is_awaited = is_awaited or (self._is_awaited and isinstance(phase, run.Over))
+        if not granted - self._is_awaited <= used <= max(self._inherited, 0) + granted:
             raise ExpectationBroken(f"{used} restarts used, but {granted} were granted and {self._inherited} reported")
 
     def _excuse(self, node_id: str) -> None:
@@ -370,13 +382,13 @@ class RandomRun:
             if node.is_draining:
                 self._send(node, messages.NodeDraining(node.generation, 2.0, "its agent received SIGTERM"))
         elif node.phase == "ready":
-            if node.failures or node.was_cut_off:
+            if node.failures or node.was_cut_off or node.held:
                 self._send(node, self._stopped(node))
             self._send(node, self._ready(node))
 
     @staticmethod
     def _running(node: Node) -> messages.WorkersRunning:
-        return messages.WorkersRunning(node.generation, tuple(range(100, 100 + node.info.slots)))
+        return messages.WorkersRunning(node.generation, tuple(range(100, 100 + node.info.slots)), node.survivors)
 
     def _send_steps(self, node: Node) -> None:
         """Report steps, as an agent does now and then and when its workers have ended."""
@@ -394,7 +406,7 @@ class RandomRun:
 
     def _ready(self, node: Node) -> messages.NodeReady:
         self._port += 1  # every store has its own address
-        return messages.NodeReady(node.generation, node.node_id, self._port)
+        return messages.NodeReady(node.generation, node.node_id, self._port, held=len(node.held))
 
     def _clock(self, node: Node) -> float:
         return self._now + node.clock_ahead_s
@@ -431,7 +443,7 @@ class RandomRun:
             min_nodes=self.settings.min_nodes,
             max_nodes=self.settings.max_nodes + (rng.random() < 0.02),
         )
-        node = self.nodes[node_id] = Node(info, rng.choice((0.0, 1e6, -1e3)))
+        node = self.nodes[node_id] = Node(info, rng.choice((0.0, 1e6, -1e3)), opts_in=rng.random() < 0.4)
         self._connect(node)
         if rng.random() < 0.5:
             self._soon(lambda: self._inject_fault(node), 40.0)
@@ -485,7 +497,7 @@ class RandomRun:
 
     def _drain(self, node: Node) -> None:
         if node.phase == "running":
-            node.is_draining = True
+            node.is_draining = node.must_stop = True
             self._send(node, messages.NodeDraining(node.generation, 2.0, "its agent received SIGTERM"))
             self._stop(node)
         elif node.phase in ("ready", "done"):
@@ -498,6 +510,7 @@ class RandomRun:
     def _end(self, node: Node) -> None:
         """End the agent, and close its link after its last message."""
         node.phase = "ended"
+        node.held = set()
         link = node.link
 
         def close() -> None:
@@ -510,10 +523,13 @@ class RandomRun:
         match event:
             case events.GenerationFormed(part) if node.phase == "ready" and part.generation > node.generation:
                 self._start_work(node, part)
-            case events.GenerationEnded(generation) if generation == node.generation:
+            case events.GenerationEnded(generation, stops=stops) if generation == node.generation:
                 node.has_generation_ended = True
+                node.must_stop |= stops
                 if node.phase == "running":
                     self._stop(node)
+                elif node.phase == "ready" and stops and node.opts_in:
+                    self._stop_held(node)
                 elif node.phase == "done":
                     self._become_ready(node)
             case events.RunEnded(verdict):
@@ -530,7 +546,25 @@ class RandomRun:
                 node.is_refused = True
                 self._stop_and_end(node)
 
+    def _stop_held(self, node: Node) -> None:
+        """Stop the held workers; without any, the node is ready at once."""
+        node.phase = "clearing"
+
+        def stopped() -> None:
+            if node.phase == "clearing" and node.is_alive:
+                node.held = set()
+                self._stopped_all(node)
+
+        self._soon(stopped, self._rng.choice((0.1, 2.0)))
+
+    def _lose_held(self, node: Node, generation: int) -> None:
+        """Let a held worker exit."""
+        if node.phase == "ready" and node.is_alive and node.generation == generation and node.held:
+            node.held.pop()
+            self._send(node, self._ready(node))
+
     def _stop_and_end(self, node: Node) -> None:
+        node.must_stop = True
         if node.phase == "running":
             self._stop(node)
         elif node.phase in ("ready", "done"):
@@ -540,6 +574,7 @@ class RandomRun:
         rng = self._rng
         node.part = part
         node.phase = "running"
+        node.survivors, node.held, node.must_stop = len(node.held), set(), False
         node.failures = []
         node.was_cut_off = node.has_generation_ended = False
         generation = part.generation
@@ -600,6 +635,9 @@ class RandomRun:
                 ]
                 if others and self._rng.random() < 0.15:
                     node.failures.append(self._failure(node, self._rng.choice(others)))
+                if node.opts_in and not node.must_stop:
+                    node.held = {rank for rank in others if self._rng.random() < 0.8}
+                    node.held -= {each.local_rank for each in node.failures}
                 self._stopped_all(node)
 
         self._soon(stopped, self._rng.choice((0.1, 2.0)))
@@ -608,9 +646,11 @@ class RandomRun:
         assert node.part is not None
         failed = {failure.local_rank for failure in node.failures}
         first = node.part.first_global_rank
-        stopped = [Stopped(rank, first + rank, 9, -15) for rank in range(node.info.slots) if rank not in failed]
+        others = [rank for rank in range(node.info.slots) if rank not in failed | node.held]
+        stopped = [Stopped(rank, first + rank, 9, -15) for rank in others]
+        held = tuple(first + rank for rank in sorted(node.held))
         now = self._clock(node)
-        return messages.NodeStopped(node.generation, now, tuple(node.failures), tuple(stopped), node.was_cut_off)
+        return messages.NodeStopped(node.generation, now, tuple(node.failures), tuple(stopped), node.was_cut_off, held)
 
     def _stopped_all(self, node: Node) -> None:
         """All workers of the node have exited."""
@@ -627,6 +667,9 @@ class RandomRun:
     def _become_ready(self, node: Node) -> None:
         node.phase = "ready"
         self._send(node, self._ready(node))
+        if node.held and self._rng.random() < 0.2:
+            generation = node.generation
+            self._soon(lambda: self._lose_held(node, generation), 1.0)
 
     # --- another coordinator ------------------------------------------------------------------------------------------
 

@@ -236,8 +236,8 @@ class NotifiesOnlySomeMembers(CoordinatorMachine):
 
 
 class GivesNoReason(CoordinatorMachine):
-    def _end_generation(self, cause: EndCause, why: str, now: float) -> None:
-        super()._end_generation(cause, "", now)
+    def _end_generation(self, cause: EndCause, why: str, now: float, decision: AnyDecision | None = None) -> None:
+        super()._end_generation(cause, "", now, decision)
 
 
 class ContinuesAfterALoss(CoordinatorMachine):
@@ -401,10 +401,10 @@ class DoesNotResendAssignments(CoordinatorMachine):
 
 class WaitsForLostNodes(CoordinatorMachine):
     def _on_gone(self, node_id: str, why: str, now: float, *, is_loss: bool) -> None:
-        was_awaited = isinstance(self.state.phase, run.Ending) and node_id in self.state.phase.unstopped
-        super()._on_gone(node_id, why, now, is_loss=is_loss)
-        if was_awaited and isinstance(self.state.phase, run.Ending):
-            self.state.phase.unstopped.add(node_id)
+        if isinstance(self.state.phase, run.Ending) and self.state.phase.unstopped == {node_id}:
+            self.state.nodes.pop(node_id, None)
+        else:
+            super()._on_gone(node_id, why, now, is_loss=is_loss)
 
 
 class NeverSucceeds(CoordinatorMachine):
