@@ -134,3 +134,14 @@ def test_an_interrupt_stops_held_workers(cluster: Cluster) -> None:
     first.send(signal.SIGINT)
     assert first.wait() == 130
     assert not any(map(is_alive, pids(kept)))
+
+
+def test_a_held_worker_that_handles_sigterm_exits_when_it_is_stopped(cluster: Cluster) -> None:
+    """Its handler returns into the wait for the next generation, so the channel is closed too."""
+    (agent,) = cluster.start(nodes=(1, 1), workers=2, script=SCRIPT, max_restarts=0, grace_s=600)
+    group = cluster.hub.generation(2)
+    assert group[0].ask("ignore") == "ignoring"
+    kill(group[1])
+    held(group[:1])
+    assert agent.wait() == 137, "that of the worker that was killed, within the grace period"
+    assert not is_alive(group[0].pid)

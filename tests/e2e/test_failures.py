@@ -354,6 +354,14 @@ def test_too_few_descriptors_for_the_workers_are_reported_with_the_remedy(runner
     assert "Traceback" not in done.err
 
 
+def test_workers_start_with_a_low_limit_on_open_files(runner: Runner) -> None:
+    """They have no channel to the agent then, because its descriptor has a high number."""
+    script = runner.script("import os; from worker_kit import note; note('seen', 'TENAX_ELASTIC_FD' in os.environ)")
+    done = runner.run(script, program=["sh", "-c", 'ulimit -n 128; exec "$@"', "sh", *TENAX, "run"])
+    assert done.code == 0, done
+    assert runner.note("seen") == "False"
+
+
 @needs_root
 def test_too_few_processes_for_the_workers_are_reported(runner: Runner) -> None:
     """Workers that had started are stopped."""

@@ -13,6 +13,8 @@ from tenax.elastic._agreement import Plan, Row, _StoreGroup, decide
 from tenax.elastic._generation import Generation
 from tenax.store import TCPStore
 
+from .fake_agent import FakeAgent
+
 
 def whole(*steps: int) -> list[Row]:
     return [Row(step, False, True) for step in steps]
@@ -94,6 +96,32 @@ def together(calls: list[Any]) -> None:
     for thread in threads:
         thread.join(60)
     assert not errors, errors
+
+
+def test_a_state_whose_replacement_was_not_received_stays_whole(agent: FakeAgent) -> None:
+    """Rank 0 is behind by a step. Rank 1, which has to send, is lost in the agreement: the state is used later."""
+    server = TCPStore("127.0.0.1", 0, is_master=True)
+    state = elastic.State(step=7)
+    state._place = (0, 2)  # it has agreed before
+    for generation in elastic.generations():
+        if generation.number == 1:
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port))
+            generation.world_size = 2
+            server.set("tenax.elastic/1/row/1/1", "[8, 0, 1]")
+        with generation:
+            if generation.number == 1:
+                waits = threading.Thread(target=lambda: end_when_waiting(agent, server))
+                waits.start()
+            generation.agree(state, restore=fail)
+    waits.join()
+    assert (generation.number, state.step) == (2, 7)
+    server.close()
+
+
+def end_when_waiting(agent: FakeAgent, server: TCPStore) -> None:
+    """End the generation after rank 0 has written its row."""
+    server.get("tenax.elastic/1/row/1/0")
+    agent.end_and_begin()
 
 
 def test_a_checkpoint_that_only_some_ranks_found_is_sent_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from tenax._node.messages import lines_for, live_line
 class Agent:
     """An agent machine, and the lines that were printed about it."""
 
-    def __init__(self) -> None:
-        settings = AgentSettings(run_id="night", role="trainer", local_world_size=2, max_restarts=3)
+    def __init__(self, max_restarts: int = 3) -> None:
+        settings = AgentSettings(run_id="night", role="trainer", local_world_size=2, max_restarts=max_restarts)
         self.machine = AgentMachine(settings)
         self.lines: list[tuple[str, bool]] = []
 
@@ -56,6 +56,14 @@ def test_a_failure_and_the_workers_that_are_held_are_one_line() -> None:
     failed = agent.step(events.WorkerExited(1, 1, -9, before_stop=True))
     assert failed[0] == "rank 5 (pid 101) was killed by SIGKILL; holding rank 4 until the next generation"
     assert not any("holding" in line for line in failed[1:])
+
+
+def test_no_next_generation_is_announced_without_a_restart() -> None:
+    agent = Agent(max_restarts=0)
+    agent.run()
+    agent.step(events.WorkerOptedIn(1, 0, 5.0))
+    failed = agent.step(events.WorkerExited(1, 1, -9, before_stop=True))
+    assert failed[0] == "rank 5 (pid 101) was killed by SIGKILL; holding rank 4"
 
 
 def test_the_kernels_cause_is_preferred_to_the_exception() -> None:

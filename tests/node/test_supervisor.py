@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tenax._io.interfaces import Control, ControlledNode, EventLoop, Launch, Out
 from tenax._io.loop import Loop
 from tenax._node.journal import Journal, Step, read_journal
 from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
-from tenax._node.supervisor import Supervisor, Surroundings
+from tenax._node.supervisor import SURVIVOR_DESCRIPTOR, Supervisor, Surroundings
 from tenax.testing.clock import FakeClock
 from tenax.testing.processes import FakeProcesses
 from tenax.testing.replay import replay
@@ -168,6 +169,7 @@ class Stage(Surroundings):
             logs=self.logs,
             journal=Journal(self._path),
             policy=self._policy,
+            has_survivors=True,
         )
         try:
             verdict = supervisor.run()
@@ -768,3 +770,50 @@ def test_a_control_that_cannot_be_opened_is_closed_with_everything_else(stage: C
     assert control.closed == 1
     assert made.entrypoint.is_closed
     assert made.processes.fileno() == -1
+
+
+class Survivors(FakeProcesses):
+    """Workers that opt in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.channels: dict[int, socket.socket] = {}
+
+    def start(self, generation: int, local_rank: int, launch: Launch) -> None:
+        super().start(generation, local_rank, launch)
+        if generation == 1:
+            self.channels[local_rank] = socket.socket(fileno=os.dup(launch.descriptors[SURVIVOR_DESCRIPTOR]))
+            self.channels[local_rank].sendall(b'{"type": "opt_in", "generation": 1}\n')
+
+    def close(self) -> None:
+        super().close()
+        for channel in self.channels.values():
+            channel.close()
+
+
+class UnsentBegin(Stage):
+    """Workers that acknowledge the end of generation 1. The variables of generation 2 are too long for a channel."""
+
+    def observe(self, step: Step, state: AgentState) -> None:
+        super().observe(step, state)
+        if any(isinstance(command, commands.HoldWorkers) for command in step.commands):
+            assert isinstance(self.processes, Survivors)
+            self.processes.channels[0].sendall(b'{"type": "held", "generation": 1}\n')
+
+    def environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
+        long = {"LONG": "x" * (1 << 16)} if command.survivors else {}
+        return {rank: {**env, **long} for rank, env in super().environments(command).items()}
+
+
+def test_a_survivor_that_cannot_be_sent_the_next_generation_is_ended(tmp_path: Path) -> None:
+    """Otherwise it waits for that, and the other ranks for it."""
+    with leaving_nothing():
+        made = UnsentBegin(str(tmp_path / "journal.jsonl"), max_restarts=1)
+        made.processes = Survivors()
+        made.acts[1] = lambda: made.processes.exit(1, 3)
+        made.acts[2] = made.processes.lose  # all workers run
+        verdict = made.run()
+    assert made.processes.workers[2, 0].signals == [signal.SIGKILL]
+    (failure,) = verdict.failures
+    assert (failure.global_rank, failure.generation) == (0, 2)
+    assert failure.reason == "its channel was closed before it could continue in this generation"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -104,8 +105,33 @@ def test_a_worker_that_never_opted_in_may_send_anything(channel: Channel) -> Non
     assert not channel.is_open
 
 
-def test_a_line_to_a_worker_has_at_most_64_kib(channel: Channel) -> None:
-    channel.agent.opened().begin(4, {"TENAX_GENERATION_REASON": "x" * (1 << 20), "RANK": "5"})
-    message = channel.receive()
-    assert len(json.dumps(message)) < 1 << 16
-    assert message["env"]["RANK"] == "5"
+def test_variables_may_have_bytes_that_are_not_utf_8(channel: Channel) -> None:
+    path = os.fsdecode(b"/logs/\xff/notice")
+    channel.agent.opened().begin(4, {"TENAX_NOTICE_FILE": path})
+    assert channel.receive()["env"] == {"TENAX_NOTICE_FILE": path}
+
+
+def test_variables_that_do_not_fit_into_a_line_close_the_channel(channel: Channel) -> None:
+    """They are not cut: a wrong value would not be noticed."""
+    channel.send(OPT_IN)
+    channel.agent.opened().begin(3, {"RANK": "5", "LONG": "x" * (1 << 16)})
+    assert not channel.is_open
+    assert channel.worker.recv(1) == b""
+    opted_out = channel.loop.next_event(lambda: None)
+    assert isinstance(opted_out, events.WorkerOptedOut)
+    assert opted_out.why.startswith("the variables of its next generation have 65605 bytes")
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["held before", "held after"])
+def test_the_channel_of_a_held_worker_that_is_stopped_is_closed(channel: Channel, is_late: bool) -> None:
+    """Also if it acknowledges the end of its generation after the stop. Without an acknowledgement it stays open."""
+    channel.send(OPT_IN)
+    channel.agent.opened().end(3, "rank 2 failed")
+    if is_late:
+        channel.agent.stop()
+        assert channel.is_open
+        assert channel.send(HELD, HELD) == [events.WorkerHeld(3, 1, 7)]
+    else:
+        channel.send(HELD)
+        channel.agent.stop()
+    assert not channel.is_open

@@ -102,6 +102,7 @@ _EXCEPTION_EXIT_CODE = 1  # of a Python process
 _URGENT_SIGNALS = (SIGINT, SIGQUIT)
 _MAX_SCOPE_CHARS = 200  # of a scope's name in a message
 _GRACE_OVER = "the grace period is over"
+_NOT_IN_LOOP = "it has not entered elastic.generations(), or has left it"
 _UNTIL_HELD = (Rung.HOLDING, Rung.HELD)
 
 
@@ -238,7 +239,7 @@ class AgentMachine(HangObserver):
         if ended.is_late and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
             self._on_fenced(ended.why, now)
         elif state.phase is Phase.RUNNING:
-            self._end_generation(ended.why, now, stops=ended.stops)
+            self._end_generation(ended.why, now, stops=ended.stops, hung=ended.hung)
         elif ended.stops and state.phase in (Phase.STOPPING, Phase.JOINING):
             is_stopping = self._stop_held(SIGTERM, ended.why, state.settings.grace_s, now)
             if not is_stopping and any(worker.hold is not None for worker in state.workers.values()):
@@ -309,7 +310,8 @@ class AgentMachine(HangObserver):
         worker = state.workers.get(exited.local_rank)
         if worker is None or worker.phase is WorkerPhase.ENDED:
             return
-        was_held, worker.phase = worker.phase is WorkerPhase.HELD, WorkerPhase.ENDED
+        leaves_held = worker.local_rank in state.last.held()
+        worker.phase = WorkerPhase.ENDED
         worker.exit_code = exited.exit_code
         worker.ended_at = now if exited.ended_at is None else min(exited.ended_at, now)
         # A worker that could not start, or exited before the stop request reached it, was not stopped by the agent.
@@ -321,7 +323,7 @@ class AgentMachine(HangObserver):
         if overdue is not None and (exited.exit_code < 0 or (overdue.sent and not exited.before_stop)):
             # The expired scope is the cause, even if the worker was stopped for another reason meanwhile.
             overdue.is_cause, worker.was_stopped, fault = True, False, overdue.reason
-        if was_held and state.last.stop.rung is Rung.HELD:
+        if leaves_held and state.last.stop.rung is Rung.HELD:
             self._clear_again(now)
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # the outcome of this generation is already decided
@@ -540,26 +542,33 @@ class AgentMachine(HangObserver):
             return
         if state.phase is Phase.RUNNING:
             worker.hold = None
-        elif worker.phase is WorkerPhase.HELD and state.last.stop.rung in _UNTIL_HELD:
-            worker.phase = WorkerPhase.RUNNING
+        elif local_rank in state.last.held():
             if state.last.stop.rung is Rung.HOLDING:
+                worker.phase = WorkerPhase.RUNNING
                 worker.hold.until = now + worker.hold.timeout_s
             else:
+                worker.hold.sent = SIGKILL
                 self._clear_again(now)  # which kills it
 
     def _on_worker_held(self, local_rank: int, step: int, now: float) -> None:
-        worker = self.state.workers.get(local_rank)
-        if self.state.last.stop.rung is not Rung.HOLDING or worker is None or worker.hold is None or worker.hold.sent:
-            return  # it was not sent the end, or is being stopped
+        worker, rung = self.state.workers.get(local_rank), self.state.last.stop.rung
+        if rung not in (Rung.HOLDING, Rung.SIGNALLED) or worker is None or worker.hold is None:
+            return
+        if worker.hold.until is None or worker.hold.sent:
+            return  # it was not sent the end, or is being stopped alone
         if worker.phase in (WorkerPhase.REQUESTED, WorkerPhase.RUNNING):
             worker.phase = WorkerPhase.HELD
             worker.hold.until, worker.hold.has_acknowledged, worker.hold.step = None, True, step
-            self._clear_if_held(now)
+            if rung is Rung.HOLDING:
+                self._clear_if_held(now)
 
-    def _end_generation(self, why: str, now: float, *, stops: bool = False) -> None:
+    def _end_generation(self, why: str, now: float, *, stops: bool = False, hung: int | None = None) -> None:
         """RUNNING -> STOPPING: hold the workers that opted in and stop the others, or stop all."""
         state = self.state
         living = state.last.living()
+        for worker in living:
+            if self._global_rank(worker.local_rank) == hung:
+                worker.hold = None
         can_hold = any(worker.hold is not None for worker in living) and all(
             worker.overdue is None for worker in living
         )
@@ -575,7 +584,8 @@ class AgentMachine(HangObserver):
                 worker.hold.until = now + worker.hold.timeout_s
             else:
                 worker.hold = Hold(0.0)
-                self._stop_alone(worker, worker.hold, "it cannot be held", now)
+                is_hung = self._global_rank(worker.local_rank) == hung
+                self._stop_alone(worker, worker.hold, "it hung" if is_hung else _NOT_IN_LOOP, now)
 
     def _stop_alone(self, worker: WorkerRecord, hold: Hold, why: str, now: float) -> None:
         """Send the next signal to a worker that is not held: SIGTERM, then SIGKILL. After that, kill all processes."""

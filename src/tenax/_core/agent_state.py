@@ -139,7 +139,8 @@ class LocalGeneration(msgspec.Struct):
         """Return the local ranks of the held workers that are not being stopped."""
         if self.stop.rung > Rung.HELD:
             return ()
-        return tuple(rank for rank, worker in self.workers.items() if worker.phase is WorkerPhase.HELD)
+        held = [worker for worker in self.workers.values() if worker.phase is WorkerPhase.HELD]
+        return tuple(worker.local_rank for worker in held if worker.hold is not None and not worker.hold.sent)
 
     def have_all_ended(self) -> bool:
         return all(worker.phase is WorkerPhase.ENDED for worker in self.workers.values())

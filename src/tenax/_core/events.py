@@ -20,6 +20,7 @@ from tenax._core.bounds import (
     Number,
     Path,
     Pid,
+    Rank,
     Seconds,
     Signal,
     Step,
@@ -55,6 +56,7 @@ class GenerationEnded(Event, frozen=True):
     is_late: bool = False  # the next generation is running already: kill the workers without a grace period
     is_uncharged: bool = False  # uncharged: failures in it cost no restart, also for a later coordinator
     stops: bool = False  # stop all workers, also those that opted in or are held
+    hung: Rank | None = None  # stop this worker, even if it opted in: the others waited for it
 
 
 class RunEnded(Event, frozen=True):

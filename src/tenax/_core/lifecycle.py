@@ -406,14 +406,17 @@ class Lifecycle:
             failure = failure_by_hang(hang, state.generation)
             state.last.failures[failure.global_rank] = failure
             where = f" on {failure.host}" if failure.host else ""
-            self._end_generation(EndCause.FAILURE, f"rank {failure.global_rank}{where} hung", now)
+            is_odd = hang.report is not None and hang.report.is_odd
+            hung = failure.global_rank if is_odd else None  # if none stands out, any of them may hang again
+            why = f"rank {failure.global_rank}{where} hung"
+            self._end_generation(EndCause.FAILURE, why, now, stops=not is_odd, hung=hung)
 
     # --- a generation ends --------------------------------------------------------------------------------------------
 
     def _on_restart_requested(self, why: str, now: float) -> None:
         match self.state.phase:
             case Running():
-                self._end_generation(EndCause.REQUEST, f"an operator restarted the run: {why}", now)
+                self._end_generation(EndCause.REQUEST, f"an operator restarted the run: {why}", now, stops=True)
             case Paused():
                 self._gather(self.state.next_why, now)
             case Gathering() | Ending() | Recovering() | Over():
@@ -421,16 +424,26 @@ class Lifecycle:
             case phase:
                 assert_never(phase)
 
-    def _end_generation(self, cause: EndCause, why: str, now: float, decision: AnyDecision | None = None) -> None:
+    def _end_generation(
+        self,
+        cause: EndCause,
+        why: str,
+        now: float,
+        decision: AnyDecision | None = None,
+        *,
+        stops: bool = False,
+        hung: int | None = None,
+    ) -> None:
         state = self.state
         ending = self._begin_ending(cause, why, now)
-        ending.decision = decision
-        state.last.keeps_survivors = cause is not EndCause.REQUEST
+        ending.decision, ending.stops, ending.hung = decision, stops, hung
+        state.last.keeps_survivors = not stops
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = {each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work}
         self._send(self._ended_event(state.generation, ending), *sorted(members))
-        for spare in self._holding() if cause is EndCause.REQUEST else ():
-            self._stop_held(state.nodes[spare], now)
+        if not state.last.keeps_survivors:
+            for node_id in self._holding():  # of an earlier generation: they wait for the next one
+                self._stop_held(state.nodes[node_id], now)
         ending.unstopped = members | self._stale()
         self._after_generation_if_stopped(now)
 
@@ -447,10 +460,15 @@ class Lifecycle:
 
     @staticmethod
     def _ended_event(generation: int, ending: Ending) -> events.GenerationEnded:
-        is_uncharged, stops = ending.cause is not EndCause.FAILURE, ending.cause is EndCause.REQUEST
-        return events.GenerationEnded(generation, ending.why, is_uncharged=is_uncharged, stops=stops)
+        is_uncharged = ending.cause is not EndCause.FAILURE
+        return events.GenerationEnded(
+            generation, ending.why, is_uncharged=is_uncharged, stops=ending.stops, hung=ending.hung
+        )
 
     # --- survivors ----------------------------------------------------------------------------------------------------
+
+    def _holding(self) -> list[str]:
+        return [node_id for node_id in self.state.ready if self.state.nodes[node_id].offer.held]
 
     def _stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
         """Stop the held workers if the policy does not keep them; return whether they must be awaited."""
@@ -462,9 +480,6 @@ class Lifecycle:
         for node_id in holding:
             self._stop_held(state.nodes[node_id], now)
         return True
-
-    def _holding(self) -> list[str]:
-        return [node_id for node_id in self.state.ready if self.state.nodes[node_id].offer.held]
 
     def _stop_held(self, record: NodeRecord, now: float) -> None:
         """Stop the workers that this node holds. It is ready when they have exited."""

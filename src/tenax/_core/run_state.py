@@ -355,6 +355,8 @@ class Ending(RunPhase):
     unstopped: set[str] = set()  # connected nodes that ran workers when it began and are not ready yet
     decision: AnyDecision | None = None  # of the restart policy, if it was called before: a node joined
     is_decided: bool = False  # the decision is final; held workers are being stopped before it takes effect
+    stops: bool = False  # no worker is held
+    hung: int | None = None  # the global rank of the worker that the others waited for: it is not held
 
 
 class Paused(RunPhase):

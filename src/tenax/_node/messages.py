@@ -39,7 +39,7 @@ def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> l
         what = (
             f"stopping all workers ({_how(follows.signal, state)})"
             if isinstance(follows, commands.SignalWorkers)
-            else f"holding {_ranks(state, follows.local_ranks)} until the next generation"
+            else _holding(state, follows.local_ranks)
         )
         before = [Line(f"{before[0].text}; {what}", colour="red")]  # one line for the failure
         issued = [command for command in issued if command is not follows]
@@ -119,6 +119,12 @@ def _how(signal: int, state: AgentState) -> str:
     return f"{signal_name(signal)}, {format_seconds(state.settings.grace_s)} grace"
 
 
+def _holding(state: AgentState, local_ranks: tuple[int, ...]) -> str:
+    """Without a restart left there may be no next generation."""
+    has_restart = state.restarts_used < max_restarts(state.settings, state.assignment)
+    return f"holding {_ranks(state, local_ranks)}{' until the next generation' if has_restart else ''}"
+
+
 def _within(in_s: float | None) -> str:
     return "" if in_s is None else f" (up to {format_seconds(in_s)})"
 
@@ -155,8 +161,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             hint = _AGAIN if state.leave is not None and state.leave.signal == SIGINT else ""
             return [Line(f"stopping all workers because {why} ({_how(number, state)}){hint}")]
         case commands.HoldWorkers(_, local_ranks, why):
-            who = _ranks(state, local_ranks)
-            return [Line(f"holding {who} until the next generation because {why}")]
+            return [Line(f"{_holding(state, local_ranks)} because {why}")]
         case commands.StopWorker(_, local_rank, _, number, why):
             return [Line(f"stopping {_rank(state, local_rank)}: {why} ({signal_name(number)})", colour="yellow")]
         case commands.DumpStacks(_, local_rank):

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import AgentMachine, Phase, messages_on_connecting
+from tenax._core.agent import SIGKILL, AgentMachine, Phase, messages_on_connecting
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
@@ -57,6 +57,7 @@ _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
 # A worker finds the number of its channel's descriptor in this variable. High, so that it replaces no file that modules
 # of a warm worker have opened.
 SURVIVOR_VARIABLE, SURVIVOR_DESCRIPTOR = "TENAX_ELASTIC_FD", 199
+_MIN_OPEN_FILES = 256  # below that limit workers have no channel: its descriptor and those moved aside must fit
 _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 
 
@@ -137,7 +138,9 @@ class Supervisor:
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
         self._has_control_socket = has_control_socket
-        self._has_survivors = has_survivors and entrypoint.can_survive
+        # Read here: a server in this process raises the limit later, and workers do not inherit that.
+        has_descriptors = not 0 <= os.sysconf("SC_OPEN_MAX") < _MIN_OPEN_FILES
+        self._has_survivors = has_survivors and entrypoint.can_survive and has_descriptors
         self._channels: dict[int, WorkerSocket] = {}  # by local rank
         self._control_socket: ControlSocket | None = None
         self._since = 0.0  # when it began, in seconds since the epoch
@@ -369,6 +372,9 @@ class Supervisor:
             case events.WorkerExited(generation, local_rank, exit_code):
                 self._close_channel(local_rank, generation)
                 fault = self._entrypoint.collect(local_rank, exit_code)
+                channel = self._channels.get(local_rank)
+                if channel is not None and channel.is_lost and not event.before_stop:
+                    fault = fault or "its channel was closed before it could continue in this generation"
                 wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
                 event = events.WorkerExited(
                     generation, local_rank, exit_code, fault, event.before_stop, wrote_error, event.ended_at
@@ -407,6 +413,8 @@ class Supervisor:
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
+                for each in self._channels.values():
+                    each.stop()
                 self._watch_error_files(generation)
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
@@ -518,7 +526,9 @@ class Supervisor:
         channel = self._channels[local_rank]  # closed if the worker has just exited, which ``adopt`` reports
         self._processes.adopt(channel.generation, local_rank, generation)
         channel.generation = generation
-        channel.opened().begin(generation, env)
+        if not channel.opened().begin(generation, env):
+            channel.is_lost = True
+            self._processes.end(generation, local_rank, SIGKILL)
 
 
 class WorkerSocket(Watchable):
@@ -529,6 +539,7 @@ class WorkerSocket(Watchable):
         self.sock = sock
         self.generation = generation  # of the worker
         self.local_rank = local_rank
+        self.is_lost = False  # the worker was ended, because it could not be sent the begin of its generation
         self.post: Callable[[AnyEvent], None] = loop.post
         self._loop = loop
         self._channel: WorkerChannel | None = None
@@ -559,6 +570,11 @@ class WorkerSocket(Watchable):
 
             self._channel = WorkerChannel(self)
         return self._channel
+
+    def stop(self) -> None:
+        """The worker is being stopped. One that never used its channel is not held."""
+        if self._channel is not None:
+            self._channel.stop()
 
     def fileno(self) -> int:
         return self.sock.fileno()

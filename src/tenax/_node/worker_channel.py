@@ -1,6 +1,6 @@
 """The channel to a worker that opts in: it is sent the end of its generation and the begin of the next one.
 
-One JSON object per line (UTF-8, at most 64 KiB). The worker's text is untrusted: what is unknown, out of bounds or out
+One JSON object per line (at most 64 KiB). The worker's text is untrusted: what is unknown, out of bounds or out
 of turn closes the channel, and the worker cannot be held.
 
     worker                                                agent
@@ -9,18 +9,22 @@ of turn closes the channel, and the worker cannot be held.
       held, generation, step           ->
                                        <-                   begin, generation, env
 
+The channel of a held worker that must stop is closed. The stop signal may only set a flag in its script, and then it
+would wait for ``begin`` until it is killed.
+
 A worker opts in once per generation. From ``begin`` on it counts as opted in, with its last timeout, so an ``end`` may
 arrive before it has opted in again.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import msgspec
 
 from tenax._core import events
-from tenax._core.bounds import DECODE_ERRORS, MAX_NUMBER, Generation, HoldTimeout, Number
+from tenax._core.bounds import DECODE_ERRORS, MAX_NUMBER, HoldTimeout, Number
 from tenax._core.environment import GENERATIONS_PER_JOB_START
 from tenax._core.text import one_line
 
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
 
 _MAX_LINE = 1 << 16
 _MAX_WHY = 4096
-_MAX_VALUE = 4096  # of a variable, if the line would be too long
 _READ_SIZE = 1 << 16
 
 
@@ -44,18 +47,7 @@ class Held(msgspec.Struct, tag="held", tag_field="type", forbid_unknown_fields=T
     step: Annotated[int, msgspec.Meta(ge=-1, le=MAX_NUMBER)] = -1
 
 
-class End(msgspec.Struct, tag="end", tag_field="type"):
-    generation: Generation
-    why: str
-
-
-class Begin(msgspec.Struct, tag="begin", tag_field="type"):
-    generation: Generation
-    env: dict[str, str]
-
-
 _decode = msgspec.json.Decoder(OptIn | Held).decode
-_encode = msgspec.json.Encoder().encode
 
 
 class WorkerChannel:
@@ -68,23 +60,37 @@ class WorkerChannel:
         self._has_opted_in = False  # in any generation
         self._opted_in: int = 0  # the last generation in which the worker opted in
         self._ended: int = 0  # the generation whose end was sent and not acknowledged
+        self._is_held = False
+        self._is_stopping = False
 
     # --- to the worker ------------------------------------------------------------------------------------------------
 
     def end(self, generation: int, why: str) -> None:
         self._ended = generation
-        self._send(End(generation, one_line(why)[:_MAX_WHY]))
+        self._send(type="end", generation=generation, why=one_line(why)[:_MAX_WHY])
 
-    def begin(self, generation: int, env: dict[str, str]) -> None:
-        begin = Begin(generation, env)
-        if len(_encode(begin)) >= _MAX_LINE:
-            begin.env = {name: value[:_MAX_VALUE] for name, value in env.items()}
-        self._send(begin)
+    def begin(self, generation: int, env: dict[str, str]) -> bool:
+        """Return whether the channel is open: else the worker waits for this in vain."""
+        self._is_held = False
+        self._send(type="begin", generation=generation, env=env)
+        return self._socket.fileno() >= 0
 
-    def _send(self, message: End | Begin) -> None:
-        if self._socket.fileno() >= 0:
-            self._outgoing += _encode(message) + b"\n"
-            self.flush()
+    def stop(self) -> None:
+        """Close the channel as soon as the worker is held: it takes part in no other generation."""
+        self._is_stopping = True
+        if self._is_held:
+            self._socket.close()
+
+    def _send(self, **message: object) -> None:
+        # Not with msgspec: a variable, such as the path of a file, may have bytes that are not UTF-8.
+        line = json.dumps(message).encode() + b"\n"
+        if self._socket.fileno() < 0:
+            return
+        if len(line) > _MAX_LINE:
+            self._close(f"the variables of its next generation have {len(line)} bytes, and {_MAX_LINE} are possible")
+            return
+        self._outgoing += line
+        self.flush()
 
     @property
     def wants_to_write(self) -> bool:
@@ -117,6 +123,8 @@ class WorkerChannel:
             if problem := self._handle(line):
                 self._close(f"it sent an invalid message: {problem}")
                 return False
+            if self._socket.fileno() < 0:
+                return False
         if len(self._received) > _MAX_LINE:
             self._close("it sent a message that is too long")
         return True
@@ -141,8 +149,10 @@ class WorkerChannel:
         elif self._ended != generation:
             return "it acknowledged the end of a generation that has not ended"
         else:
-            self._ended = 0
+            self._ended, self._is_held = 0, True
             self._socket.post(events.WorkerHeld(generation, rank, message.step))
+            if self._is_stopping:
+                self._socket.close()
         return ""
 
     def _close(self, why: str) -> None:

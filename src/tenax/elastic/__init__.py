@@ -22,8 +22,8 @@ Standard library only. torch is used if the script has imported it, and never im
 
 from __future__ import annotations
 
+from tenax.elastic._failures import GenerationEnded
 from tenax.elastic._generation import Generation, critical, generations
 from tenax.elastic._state import State
-from tenax.elastic._worker import GenerationEnded
 
 __all__ = ["Generation", "GenerationEnded", "State", "critical", "generations"]

@@ -73,15 +73,9 @@ def decide(rows: Sequence[Row]) -> Plan:
     return Plan("", tuple((senders[at % len(senders)], receiver) for at, receiver in enumerate(receivers)))
 
 
-def agree(
-    generation: Generation,
-    state: State,
-    restore: Callable[[State], object] | None,
-    *,
-    is_torn: bool,
-    touch: Callable[[], None],
-) -> None:
-    """Carry out what ``Generation.agree`` promises. ``touch`` is called before the state is changed."""
+def agree(generation: Generation, state: State, restore: Callable[[State], object] | None) -> None:
+    """Carry out what ``Generation.agree`` promises."""
+    is_torn = state._is_torn
     if type(state.step) is not int or (state.step < 0 and not is_torn):
         raise TypeError(f"state.step is {state.step!r}: it must be the number of completed steps")
     if not state._is_sharded:
@@ -93,7 +87,7 @@ def agree(
     with _Groups(generation) as group:
         plan = decide(_rows(group, state, had, state._place == place))
         if plan.why_restore:
-            touch()
+            state._begin_replacement()
             if state._place is not None or is_torn:
                 if generation.rank == 0:
                     from tenax.elastic._worker import warn
@@ -105,8 +99,8 @@ def agree(
             plan = decide(_rows(group, state, state.step >= 0, True))
             if plan.why_restore:
                 raise RuntimeError(f"the ranks could not agree on a state after restoring it: {plan.why_restore}")
-        _transfer(group, state, generation.rank, plan.transfers, touch)
-    state._place = place
+        _transfer(group, state, generation.rank, plan.transfers)
+    state._end_agreement(place)
     _torch.begin_steps(state)
 
 
@@ -116,9 +110,7 @@ def _rows(group: Group, state: State, is_whole: bool, is_in_place: bool) -> list
     return [Row(step, bool(is_sharded), bool(is_in_place)) for step, is_sharded, is_in_place in rows]
 
 
-def _transfer(
-    group: Group, state: State, rank: int, transfers: Sequence[tuple[int, int]], touch: Callable[[], None]
-) -> None:
+def _transfer(group: Group, state: State, rank: int, transfers: Sequence[tuple[int, int]]) -> None:
     receivers = [receiver for sender, receiver in transfers if sender == rank]
     if receivers:
         encoded, buffers = state._encode()
@@ -127,8 +119,9 @@ def _transfer(
             group.send(header, buffers, receiver)
     for sender, receiver in transfers:
         if receiver == rank:
-            touch()
-            state._load(*group.receive(sender))
+            received = group.receive(sender)
+            state._begin_replacement()  # not before: the sender may be lost, and this state is whole
+            state._load(*received)
 
 
 class _Groups:

@@ -24,9 +24,18 @@ class Channel:
         self._received = b""
 
     @classmethod
-    def inherited(cls, descriptor: int) -> Channel:
-        """Take over the descriptor that the agent has passed to this process. Child processes do not inherit it."""
-        connection = socket.socket(fileno=descriptor)
+    def inherited(cls, descriptor: int) -> Channel | None:
+        """Take over the descriptor that the agent has passed to this process. Child processes do not inherit it.
+
+        None: the descriptor is not a channel. A program that a worker starts inherits the variable without it.
+        """
+        try:
+            connection = socket.socket(fileno=descriptor)
+        except OSError:
+            return None  # closed, or not a socket
+        if not _is_channel(connection):
+            connection.detach()
+            return None
         connection.set_inheritable(False)
         connection.setblocking(True)
         return cls(connection)
@@ -63,6 +72,16 @@ class Channel:
     def close(self) -> None:
         """Close the descriptor only: in a forked child, the parent's channel stays open."""
         self._socket.close()
+
+
+def _is_channel(connection: socket.socket) -> bool:
+    """Return whether the socket is one of a connected pair."""
+    if connection.family != socket.AF_UNIX or connection.type != socket.SOCK_STREAM:
+        return False
+    try:
+        return not connection.getsockname() and not connection.getpeername()
+    except OSError:
+        return False  # not connected
 
 
 def _message(line: bytes) -> dict[str, Any] | None:

@@ -12,13 +12,14 @@ Only sockets that were opened since the generation began are touched.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _FOLDER = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
@@ -36,13 +37,22 @@ def end_connections(before: set[tuple[int, int]], store_port: int) -> None:
 
 
 def _sockets() -> Iterator[tuple[int, os.stat_result]]:
-    for name in os.listdir(_FOLDER):
+    for descriptor in _descriptors():
         try:
-            status = os.stat(int(name))
+            status = os.stat(descriptor)
         except OSError:
             continue  # closed meanwhile
         if stat.S_ISSOCK(status.st_mode):
-            yield int(name), status
+            yield descriptor, status
+
+
+def _descriptors() -> Sequence[int]:
+    try:
+        return [int(name) for name in os.listdir(_FOLDER)]
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return range(os.sysconf("SC_OPEN_MAX"))  # all of them are open
 
 
 def _end(descriptor: int, status: os.stat_result, store_port: int) -> None:

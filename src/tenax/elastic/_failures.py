@@ -1,4 +1,4 @@
-"""Which exceptions report a lost peer, and nothing about this process."""
+"""Which exceptions report the end of a generation or a lost peer, and nothing about this process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,26 @@ _TEXTS = (
     "communicator was aborted",
     "ncclRemoteError",
 )
+
+
+class GenerationEnded(BaseException):
+    """The generation has ended, and this process takes part in the next. The text is the reason.
+
+    ``with generation`` catches it. It is not an ``Exception``, so that a handler for the errors of a batch does not.
+    """
+
+
+def follows_end(error: BaseException | None) -> bool:
+    """Return whether the exception is ``GenerationEnded``, or was raised while that was handled."""
+    pending, seen = [error], set()
+    while pending:
+        error = pending.pop()
+        if isinstance(error, GenerationEnded):
+            return True
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            pending += [error.__cause__, error.__context__]
+    return False
 
 
 def is_lost_peer(error: BaseException | None) -> bool:

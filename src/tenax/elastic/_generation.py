@@ -8,8 +8,8 @@ import sys
 from tenax import progress
 from tenax.elastic import _agreement, _torch
 from tenax.elastic._channel import VARIABLE, Channel
-from tenax.elastic._failures import is_lost_peer
-from tenax.elastic._worker import GenerationEnded, Worker, apply
+from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
+from tenax.elastic._worker import Worker, apply, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Generation:
         self.number = worker.generation if worker else _number()
         self.why = os.environ.get("TENAX_GENERATION_REASON", "")
         self._worker = worker
-        self._state: State | None = None
+        self._states: list[State] = []  # that were agreed on, the last one last
         self._has_ended = False
         self._gathered = 0
 
@@ -54,18 +54,15 @@ class Generation:
 
         The state is sent through torch's default process group; without one, through the workers' store.
         """
-        self._state = state
-        worker = self._worker
-        if worker is None:
-            _agreement.agree(self, state, restore, is_torn=False, touch=_nothing)
-        else:
-            _agreement.agree(self, state, restore, is_torn=worker.is_torn, touch=worker.touch)
-            worker.is_torn = False
+        if state in self._states:
+            self._states.remove(state)
+        self._states.append(state)
+        _agreement.agree(self, state, restore)
 
     def completed(self, step: int) -> None:
         """Report that ``step`` is whole on this rank. If the generation has ended, this raises ``GenerationEnded``."""
-        if self._state is not None:
-            _torch.keep_buffers(self._state)
+        for state in self._states:
+            _torch.keep_buffers(state)
         progress.step(step)
         if self._worker is not None:
             self._worker.completed()
@@ -83,10 +80,14 @@ class Generation:
             return False
         self._worker.leave(is_torn=kind is not None)
         is_end = kind is None or kind is GenerationEnded
-        if not is_end and not is_lost_peer(error):
+        # Cleanup often fails without the lost peer. But a request to exit is one, whatever it interrupts.
+        is_after_end = not is_end and isinstance(error, Exception) and follows_end(error)
+        if not is_end and not is_after_end and not is_lost_peer(error):
             return False
-        if not self._worker.why_ended(0.0 if is_end else _END_TIMEOUT_S):
+        if not self._worker.why_ended(0.0 if is_end or is_after_end else _END_TIMEOUT_S):
             return False
+        if is_after_end:
+            warn(f"this worker continues after an exception in its cleanup: {type(error).__name__}: {error}")
         self._has_ended = True
         sys.excepthook = self._excepthook
         _torch.destroy_groups()
@@ -114,7 +115,7 @@ def generations(*, timeout_s: float = 5.0) -> Iterator[Generation]:
             return
         if not generation._has_ended:
             break
-        step = generation._state.step if generation._state is not None else -1
+        step = generation._states[-1].step if generation._states else -1
         apply(worker.next_generation(step))
     worker.finish()
 
@@ -149,10 +150,6 @@ def critical() -> AbstractContextManager[None]:
     return _Nothing() if _worker is None else _Critical(_worker)
 
 
-def _nothing() -> None:
-    """Without an agent the state is always this process's own."""
-
-
 _worker: Worker | None = None
 
 
@@ -160,8 +157,9 @@ def _open(timeout_s: float) -> Worker | None:
     """Return this process's worker, if an agent has passed it a channel."""
     global _worker  # noqa: PLW0603 - a process is one worker
     descriptor = os.environ.pop(VARIABLE, "")
-    if descriptor:
-        _worker = open_worker(Channel.inherited(int(descriptor)), timeout_s)
+    channel = Channel.inherited(int(descriptor)) if descriptor else None
+    if channel is not None:
+        _worker = open_worker(channel, timeout_s)
     elif _worker is not None and not _worker.resume(timeout_s):
         _worker = None
     return _worker

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_cuts = 0  # how often an exception has cut an update in this process
+_cuts_agreed = 0  # of these, before the last agreement
+
+
+def cut() -> None:
+    """An exception has cut an update: every state that exists may be a mixture of two steps."""
+    global _cuts  # noqa: PLW0603 - which states an update changes is not known
+    _cuts += 1
+
+
 class State:
     """The state of the training, by name: ``State(model=model, optimizer=optimizer, step=0)``.
 
@@ -34,6 +44,9 @@ class State:
         self._names = tuple(parts)
         self._is_sharded = sharded
         self._place: tuple[int, int] | None = None  # rank and world size at the last agreement
+        # The number of cuts when it was whole; None: it is being replaced. The parts of a state that is made after a
+        # cut may be those that were cut, unless there was an agreement in between.
+        self._whole_at: int | None = _cuts_agreed
         self._kept: Any = None  # what a step that is not completed may have changed
         for name, part in parts.items():
             setattr(self, name, part)
@@ -43,6 +56,20 @@ class State:
 
     def _parts(self) -> list[tuple[str, Any]]:
         return [(name, getattr(self, name)) for name in self._names]
+
+    @property
+    def _is_torn(self) -> bool:
+        """Whether an exception has cut an update, or the replacement, of this state since it was whole."""
+        return self._whole_at != _cuts
+
+    def _begin_replacement(self) -> None:
+        """Until the next agreement is complete, this state is not whole."""
+        self._whole_at = None
+
+    def _end_agreement(self, place: tuple[int, int]) -> None:
+        global _cuts_agreed  # noqa: PLW0603 - as above
+        self._place = place
+        self._whole_at = _cuts_agreed = _cuts
 
     def _encode(self) -> tuple[Any, list[Any]]:
         """Return the state as JSON, and its buffers."""

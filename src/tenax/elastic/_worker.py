@@ -3,11 +3,12 @@
 Invariants:
 
 1. ``GenerationEnded`` is raised only in the thread that runs the block, only inside the block, and neither in a
-   critical section, nor from the start of an optimizer step to ``completed``, nor in code of this package.
+   critical section, nor from the start of an optimizer step to ``completed``, nor in code of this package, nor by a
+   signal or a critical section in cleanup: while the end or a lost peer is handled.
 2. ``held`` is sent once per generation, after ``end``, and after everything of that generation has ended: the block,
    and the critical sections of all threads.
-3. An exception that leaves a critical section or an optimizer step makes the state unknown (``is_torn``). A torn state
-   is never sent to another rank, and never used.
+3. An exception that leaves a critical section or an optimizer step makes all states unknown (``State._is_torn``). Such
+   a state is never sent to another rank, and never used.
 4. A forked child has no channel.
 
 The reader thread receives messages. At the end of a generation it ends the connections that the script may be blocked
@@ -25,6 +26,8 @@ import threading
 from tenax import progress
 from tenax.elastic import _torch
 from tenax.elastic._connections import end_connections, open_sockets
+from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
+from tenax.elastic._state import cut
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,19 +42,11 @@ _SIGNAL = signal.SIGURG  # ignored by default, and used by nothing else in a Pyt
 _PACKAGE = __name__.rpartition(".")[0]
 
 
-class GenerationEnded(BaseException):
-    """The generation has ended, and this process takes part in the next. The text is the reason.
-
-    ``with generation`` catches it. It is not an ``Exception``, so that a handler for the errors of a batch does not.
-    """
-
-
 class Worker:
     """The state that the main thread and the reader thread share."""
 
     def __init__(self, channel: Channel, generation: int, timeout_s: float) -> None:
         self.generation = generation
-        self.is_torn = False
         self._channel = channel
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
@@ -61,6 +56,7 @@ class Worker:
         self._is_finished = False  # the loop is over: this process takes part in no other generation
         self._is_inside = False  # the block
         self._is_updating = False  # from the start of an optimizer step to completed()
+        self._outside: BaseException | None = None  # what was handled when the block began
         self._depth = 0  # of critical sections in the thread that runs the block
         self._elsewhere = 0  # critical sections in other threads
         self._thread = threading.get_ident()
@@ -78,12 +74,15 @@ class Worker:
         """Begin the block."""
         if not self._has_hooks:
             self._has_hooks = _torch.before_optimizer_steps(self.begin_update)
+        self._outside = sys.exc_info()[1]
         self._is_inside = True
 
     def leave(self, *, is_torn: bool) -> None:
         """End the block."""
         self._is_inside = False
-        self.is_torn |= is_torn and self._is_updating
+        self._outside = None
+        if is_torn and self._is_updating:
+            cut()
         self._is_updating = False
         self._depth = 0
 
@@ -95,10 +94,6 @@ class Worker:
                 self.raise_if_ended()
             self._is_updating = True
 
-    def touch(self) -> None:
-        """The state is being replaced: until that is done, it is not whole."""
-        self.is_torn = True
-
     def completed(self) -> None:
         self._is_updating = False
         self.raise_if_ended()
@@ -109,16 +104,20 @@ class Worker:
 
     def enter_critical(self) -> None:
         if threading.get_ident() == self._thread:
+            if self._is_inside and not self._depth and not self._is_updating and not self._is_cleanup():
+                _torch.wait_for_gradients()
+                self.raise_if_ended()
             self._depth += 1
         else:
             with self._changed:
                 self._elsewhere += 1
 
     def leave_critical(self, *, is_torn: bool) -> None:
-        self.is_torn |= is_torn
+        if is_torn:
+            cut()
         if threading.get_ident() == self._thread:
             self._depth = max(0, self._depth - 1)
-            if not is_torn:
+            if not is_torn and not self._is_cleanup():
                 self.raise_if_ended()
         else:
             with self._changed:
@@ -167,13 +166,15 @@ class Worker:
     # --- the reader thread --------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        while message := self._channel.receive():
-            if not self._take(message):
-                break
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._channel.shut_down()
+        try:
+            while message := self._channel.receive():
+                if not self._take(message):
+                    break
+        finally:  # an exception must not leave the agent and the main thread waiting
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            self._channel.shut_down()
 
     def _take(self, message: dict[str, Any]) -> bool:
         with self._changed:
@@ -216,8 +217,14 @@ class Worker:
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Interrupt the block, unless this is code of the package: that checks itself, or is interrupted later."""
-        if frame is None or not str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+        is_own = frame is not None and str(frame.f_globals.get("__name__")).startswith(_PACKAGE)
+        if not is_own and not self._is_cleanup():
             self.raise_if_ended()
+
+    def _is_cleanup(self) -> bool:
+        """Return whether the block is being left already, and a ``finally``, a handler or an ``__exit__`` runs."""
+        error = sys.exc_info()[1]
+        return error is not self._outside and (follows_end(error) or is_lost_peer(error))
 
     def _forget(self) -> None:
         """In a forked child: leave the channel to the parent, and interrupt nothing."""

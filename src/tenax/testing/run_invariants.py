@@ -345,6 +345,8 @@ class RunChecker:
         """Follow nodes that are clear, but must stop the workers that they hold."""
         message = event.message if isinstance(event, run.Received) else None
         newcomer = message.node.node_id if isinstance(message, messages.NodeJoined) else ""
+        if isinstance(state.phase, run.Ending) and state.phase.stops:
+            self._keeps_survivors = False  # an operator's restart, or a hang in which no rank stands out
         for send in sends:
             if isinstance(send.event, events.GenerationEnded) and send.event.stops:
                 for node_id in (self._clear & set(send.to)) - {newcomer}:  # that is the answer to what it reported

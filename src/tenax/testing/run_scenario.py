@@ -447,10 +447,11 @@ def describe_send(send: Send, state: CoordinatorState) -> list[str]:
     match send.event:
         case events.GenerationFormed():
             return [to + _describe_formed(send.event, state.nodes[send.to[0]].info.slots)]
-        case events.GenerationEnded(generation, why, is_late, stops=stops):
+        case events.GenerationEnded(generation, why, is_late, stops=stops, hung=hung):
             # Only nodes that hold workers can tell the difference.
             is_shown = stops and any(state.nodes[each].offer.held for each in send.to if each in state.nodes)
             how = f"{', late' if is_late else ''}{', stops' if is_shown else ''}"
+            how += f", rank {hung} hung" if hung is not None else ""
             return [f"{to}generation {generation} ended{how}: {why}"]
         case events.RunEnded(verdict):
             details = [*describe_verdict(verdict), *_describe_goodput(verdict.goodput)]

@@ -31,7 +31,7 @@ Lines that are not indented are the script; blank lines and lines that begin wit
     - ``run requested``
     - ``generation 1 formed`` (``..., ranks from 4``) (``..., restarts used 2``), ``generation 1 ended: REASON``
       (``... ended, late: REASON``: the next generation is running already; ``... ended, stops: REASON``: held workers
-      stop as well)
+      stop as well; ``... ended, rank 1 hung: REASON``: that worker is not held)
     - ``run ended: OUTCOME, WHY`` (``run ended, sent at TIME: ...``: with that time on the coordinator's clock).
       The verdict names the failures that this node sent or, if there are none and the outcome is ``failed``, one of
       another node.
@@ -391,9 +391,14 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tu
         (r"run requested", lambda _: events.RunRequested()),
         (rf"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?{_RESTARTS}", _formed),
         (
-            r"generation (?P<generation>\d+) ended(?P<late>, late)?(?P<stops>, stops)?: (?P<why>.+)",
+            r"generation (?P<generation>\d+) ended(?P<late>, late)?(?P<stops>, stops)?"
+            r"(?:, rank (?P<hung>\d+) hung)?: (?P<why>.+)",
             lambda fields: events.GenerationEnded(
-                int(fields["generation"]), fields["why"], bool(fields["late"]), stops=bool(fields["stops"])
+                int(fields["generation"]),
+                fields["why"],
+                bool(fields["late"]),
+                stops=bool(fields["stops"]),
+                hung=int(fields["hung"]) if fields["hung"] else None,
             ),
         ),
         (r"join refused: (?P<reason>.+)", lambda fields: events.JoinRefused(fields["reason"])),
