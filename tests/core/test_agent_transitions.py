@@ -8,7 +8,7 @@ import pytest
 
 from tenax._core import events
 from tenax._core.agent import SIGINT, SIGTERM, AgentMachine, Phase, Rung
-from tenax._core.commands import AnyCommand
+from tenax._core.commands import AnyCommand, ClearNode
 from tenax._core.events import AnyEvent
 from tenax._core.messages import HangReport, WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
@@ -212,3 +212,15 @@ def test_a_step_does_not_change_earlier_commands() -> None:
     copy = list(first)
     machine.step(events.WorkerExited(1, 1, 0), 2.0)
     assert first == copy
+
+
+def test_the_reply_to_an_earlier_clear_does_not_count() -> None:
+    """A held worker died before the keeper read the first clear, so both replies have the same held workers."""
+    died: list[AnyEvent] = [*ACKNOWLEDGED, events.WorkerExited(1, 1, -9)]
+    machine = AgentMachine(AgentSettings("run", "default", 2, 3))
+    issued = [command for event in died for command in machine.step(event, 1.0)]
+    assert [each for each in issued if isinstance(each, ClearNode)] == [ClearNode(1, (0, 1), 1), ClearNode(1, (0,), 2)]
+    assert machine.step(events.NodeCleared(1, (0,), 1), 2.0) == []
+    assert not machine.state.cleared
+    machine.step(events.NodeCleared(1, (0,), 2), 2.0)
+    assert machine.state.cleared

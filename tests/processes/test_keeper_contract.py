@@ -323,9 +323,9 @@ class TestProcesses:
         world.leave_behind(1, in_group=False, ignores_term=True)
         world.exit(1, 1)
         hearing.take(events.WorkerExited, local_rank=1)
-        world.processes.clear(1, (0,))
+        world.processes.clear(1, (0,), 3)
         assert hearing.take(events.WorkerExited, local_rank=2).exit_code == -signal.SIGKILL
-        assert hearing.take(events.NodeCleared) == events.NodeCleared(1, (0,))
+        assert hearing.take(events.NodeCleared) == events.NodeCleared(1, (0,), 3)
         assert world.left_alive() == 1
         world.processes.kill(1)
         hearing.take(events.WorkerExited, local_rank=0)

@@ -159,8 +159,9 @@ class AgentMachine(HangObserver):
                 self._on_scope_expired(event, now)
             case events.StacksRefused(_, local_rank, why):
                 self._on_stacks_refused(local_rank, why, now)
-            case events.NodeCleared(_, held):
-                self._on_node_cleared(held, now)
+            case events.NodeCleared(_, held, number):
+                if number in (0, self.state.last.clears):  # else the reply to an earlier command
+                    self._on_node_cleared(held, now)
             case events.SignalReceived(signal, grace_s):
                 self._on_leave_requested(Leave(signal), grace_s, now)
             case events.KeeperLost(reason):
@@ -620,7 +621,7 @@ class AgentMachine(HangObserver):
         # Without a grace period, processes that were killed still need time to end. After it, the held ones are killed.
         wait_s = max(state.settings.grace_s, state.settings.abandon_s) if held else state.settings.grace_s
         stop.until = now + wait_s if stop.until is None else stop.until
-        self._commands.append(commands.ClearNode(state.generation, held))
+        self._append_clear(held)
 
     def _stop_held(self, signal: int, why: str, grace_s: float, now: float) -> bool:
         """Stop workers that are held, or are about to be. Return False if there is nothing to wait for."""
@@ -664,7 +665,12 @@ class AgentMachine(HangObserver):
         if stop.is_short:  # the workers have exited; what they left behind has the whole grace period
             stop.until, stop.is_short = stop.since + state.settings.grace_s, False
         stop.until = now + state.settings.grace_s if stop.until is None else stop.until
-        self._commands.append(commands.ClearNode(state.generation))
+        self._append_clear()
+
+    def _append_clear(self, held: tuple[int, ...] = ()) -> None:
+        last = self.state.last
+        last.clears += 1
+        self._commands.append(commands.ClearNode(self.state.generation, held, last.clears))
 
     def _kill(self, why: str, now: float) -> None:
         state, stop = self.state, self.state.last.stop

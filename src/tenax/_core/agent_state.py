@@ -111,6 +111,7 @@ class LocalGeneration(msgspec.Struct):
     workers: dict[int, WorkerRecord] = {}
     failures: list[Failure] = []  # on this node, in the order seen
     stop: Stop = msgspec.field(default_factory=Stop)
+    clears: int = 0  # ClearNode commands
     examination: Examination = msgspec.field(default_factory=Examination)
     hang: HangSigns = msgspec.field(default_factory=HangSigns)
     has_ended: bool = False  # the coordinator has ended it

@@ -117,6 +117,7 @@ class ClearNode(Command, frozen=True):
 
     generation: int
     held: tuple[int, ...] = ()  # local ranks
+    number: int = 0  # of the clear in its generation, from 1
 
 
 class KillNode(Command, frozen=True):

@@ -269,6 +269,7 @@ class NodeCleared(Event, frozen=True):
 
     generation: Generation
     held: Annotated[tuple[LocalRank, ...], msgspec.Meta(max_length=MAX_SLOTS)] = ()  # local ranks that stay
+    number: Number = 0  # of the clear that is answered; 0: unknown
 
 
 class SignalReceived(Event, frozen=True):

@@ -95,8 +95,11 @@ class Processes(Watchable, Protocol):
     def end(self, generation: int, local_rank: int, number: int) -> None:
         """Send a signal to one worker, to end it. Its leftovers are treated as those of a crashed worker."""
 
-    def clear(self, generation: int, held: tuple[int, ...] = ()) -> None:
-        """End what exited workers left behind. Held workers (local ranks) and their descendants stay."""
+    def clear(self, generation: int, held: tuple[int, ...] = (), number: int = 0) -> None:
+        """End what exited workers left behind. Held workers (local ranks) and their descendants stay.
+
+        The reply has the number of the last clear, or 0 after ``kill``.
+        """
 
     def adopt(self, generation: int, local_rank: int, following: int) -> None:
         """Make a held worker one of the following generation.

@@ -427,8 +427,8 @@ class Supervisor:
                         channel.opened().end(generation, why)
             case commands.StopWorker(generation=generation, local_rank=local_rank, signal=number):
                 self._processes.end(generation, local_rank, number)
-            case commands.ClearNode(generation, held):
-                self._processes.clear(generation, held)
+            case commands.ClearNode(generation, held, number):
+                self._processes.clear(generation, held, number)
             case commands.KillNode(generation):
                 self._processes.kill(generation)
             case commands.Finish(verdict):

@@ -140,8 +140,8 @@ class KeeperProcess(HelperHandle):
             self._pids[following, local_rank] = pid
         self._send(("adopt", generation, local_rank, following))
 
-    def clear(self, generation: int, held: tuple[int, ...] = ()) -> None:
-        self._send(("clear", generation, list(held)))
+    def clear(self, generation: int, held: tuple[int, ...] = (), number: int = 0) -> None:
+        self._send(("clear", generation, list(held), number))
 
     def kill(self, generation: int) -> None:
         self._send(("kill", generation))
@@ -239,8 +239,8 @@ def _event(message: tuple[Any, ...]) -> events.AnyEvent:
             return events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
         case ("dump_refused", generation, local_rank, why):
             return events.StacksRefused(generation, local_rank, why)
-        case ("cleared", generation, held):
-            return events.NodeCleared(generation, tuple(held))
+        case ("cleared", generation, held, number):
+            return events.NodeCleared(generation, tuple(held), number)
         case ("fenced", generation):
             return events.Fenced(generation, "this node was disconnected from the coordinator for too long")
     raise AssertionError(f"unknown message from the keeper: {message!r}")

@@ -109,6 +109,7 @@ class Keeper:
         self._warm_pool: WarmPool | None = None
         self._own_descriptors: tuple[int, ...] = ()
         self._clearing = 0  # the generation that the agent waits to have cleared; 0: none
+        self._clear_number = 0  # in its generation; 0: after a kill
         self._killing = False
         self._held: list[int] = []  # local ranks of the workers that stay when the node is cleared
         self._lease_ends_at: float | None = None
@@ -182,7 +183,8 @@ class Keeper:
                     self._dump(generation, local_rank, number)
                 case ("end", generation, local_rank, number):
                     self._end(generation, local_rank, number)
-                case ("clear", generation, held):
+                case ("clear", generation, held, number):
+                    self._clear_number = number
                     self._clear(generation, held)
                 case ("adopt", generation, local_rank, following):
                     self._adopt(generation, local_rank, following)
@@ -190,7 +192,7 @@ class Keeper:
                     self._start_pending(at_once=True)
                     self._clearing = generation
                     self._killing = True
-                    self._held = []
+                    self._held, self._clear_number = [], 0
                     self._settle()
                 case ("hold", seconds):
                     self._lease_ends_at = time.monotonic() + seconds if seconds > 0 else None
@@ -513,7 +515,7 @@ class Keeper:
             self._workers = {pid: worker for pid, worker in self._workers.items() if worker.alive}
             held = sorted(worker.local_rank for worker in self._workers.values())
             self._held = []
-            self._channel.send(("cleared", generation, held))
+            self._channel.send(("cleared", generation, held, self._clear_number))
 
     def _shut_down(self, deaths: int) -> None:
         """The agent is gone: kill everything below."""

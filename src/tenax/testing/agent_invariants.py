@@ -57,6 +57,7 @@ class InvariantChecker:
         self._clearing = rung is Rung.HELD or rung >= Rung.CLEARING  # ClearNode or KillNode was issued ...
         held = set(state.last.held())
         self._spared = held if rung is Rung.HELD else set()  # ... and these local ranks were to stay
+        self._clears = state.last.clears  # the number of the last ClearNode
         self._held = held.copy() if state.cleared else set()  # local ranks that stayed
         self._acknowledged = held.copy()  # local ranks that acknowledged the end of their generation
         self._is_ended_here = rung >= Rung.HOLDING  # HoldWorkers was issued
@@ -104,8 +105,9 @@ class InvariantChecker:
         self._remember(state)
 
     def _is_clear_after(self, event: events.NodeCleared) -> bool:
-        is_last_reply = self._clearing and event.generation == self._started and set(event.held) == self._spared
-        return is_last_reply and self._spared <= self._acknowledged
+        is_last_reply = event.number in (0, self._clears) and set(event.held) == self._spared
+        is_expected = self._clearing and event.generation == self._started
+        return is_expected and is_last_reply and self._spared <= self._acknowledged
 
     def _follow_acknowledgements(self, event: AnyEvent) -> None:
         """Follow which workers are held. One that exits or loses its channel may leave processes behind."""
@@ -183,10 +185,10 @@ class InvariantChecker:
             case command_types.SignalWorkers():
                 self._occupied, self._held = True, set()
                 self._clearing = False  # a reply that comes now is to an earlier command
-            case command_types.ClearNode(held=held):
+            case command_types.ClearNode(held=held, number=number):
                 if not set(held) <= self._acknowledged:
                     raise InvariantBroken(f"A1: {command}, but only {self._acknowledged} acknowledged the end")
-                self._clearing, self._spared = True, set(held)
+                self._clearing, self._spared, self._clears = True, set(held), number
             case command_types.KillNode():
                 self._clearing, self._spared = True, set()
                 self._occupied, self._held = self._occupied or bool(self._held), set()

@@ -68,6 +68,7 @@ class FakeProcesses(Watchable):
         self._emit: Emit = lambda _: None
         self._reader = self._writer = -1
         self._clearing = 0
+        self._clear_number = 0
         self._killing = False
         self._held: set[int] = set()  # local ranks that stay when the node is cleared
         self.held_s = 0.0  # the last lease passed to ``hold``; 0: no limit
@@ -179,15 +180,15 @@ class FakeProcesses(Watchable):
             code = worker.exit_code
             self._queue(events.WorkerExited(following, local_rank, code, before_stop=not by_agent))
 
-    def clear(self, generation: int, held: tuple[int, ...] = ()) -> None:
-        self._clearing, self._held = generation, set(held)
+    def clear(self, generation: int, held: tuple[int, ...] = (), number: int = 0) -> None:
+        self._clearing, self._held, self._clear_number = generation, set(held), number
         for worker in self._of(generation):
             if worker.was_stopped:
                 worker.children = [child for child in worker.children if not child.in_group or child.ignores_term]
         self._settle()
 
     def kill(self, generation: int) -> None:
-        self._clearing, self._killing, self._held = generation, True, set()
+        self._clearing, self._killing, self._held, self._clear_number = generation, True, set(), 0
         self._settle()
 
     def keep(self, name: str, descriptor: int) -> None:
@@ -273,7 +274,7 @@ class FakeProcesses(Watchable):
         if not any(worker.is_alive or worker.children for worker in others):
             generation, self._clearing, self._killing = self._clearing, 0, False
             self._held = set()
-            self._queue(events.NodeCleared(generation, held))
+            self._queue(events.NodeCleared(generation, held, self._clear_number))
 
     def _is_held(self, worker: FakeWorker) -> bool:
         return worker.local_rank in self._held

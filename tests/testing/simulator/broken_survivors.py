@@ -84,6 +84,6 @@ MISTAKES = {
     BeginsTwice: (2, "S11"),
     EndsWithHeldWorkers: (5, "S2"),
     AcceptsAnyClearance: (967, "S2"),
-    IgnoresTheEndOfAPendingGeneration: (799, "L3"),
+    IgnoresTheEndOfAPendingGeneration: (2934, "L3"),
     DropsAPendingGeneration: (437, "L3"),
 }
