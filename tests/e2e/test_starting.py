@@ -79,6 +79,7 @@ DIFFERENT = {
     "TENAX_GENERATION_REASON": "ours: why this generation was formed",
     "TENAX_NOTICE_FILE": "ours: where a worker reads that a node will leave",
     "TENAX_KEEPER": "ours: how a lost process is found",
+    "TENAX_ELASTIC_FD": "ours: how a worker that can survive reaches its agent",
     "PYTHONFAULTHANDLER": "ours: a crash in native code leaves its stack for the report",
     "_": "the shell's",
 }

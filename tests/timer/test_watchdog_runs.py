@@ -304,7 +304,8 @@ note("child", subprocess.run([sys.executable, "-c", code], capture_output=True, 
     assert done.code == 0, done
     assert catches(runner.note("own"))
     child = runner.note("child")
-    assert child.splitlines()[0] == "None 4"  # three streams, and the folder that is being listed
+    # Three streams, the socket to the agent (a wrapper passes it on to the script), and the folder that is being listed.
+    assert child.splitlines()[0] == "None 5"
     assert not catches(child)
 
 

@@ -156,7 +156,7 @@ class NodeSucceeded(Message, frozen=True):
 class StackLocation(msgspec.Struct, frozen=True, omit_defaults=True):
     """Workers at the same location in their program, or workers without known stacks for the same reason."""
 
-    ranks: Annotated[tuple[Rank, ...], msgspec.Meta(min_length=1)]  # global, ascending
+    ranks: tuple[Rank, ...]  # global, ascending
     frames: Frames = ()  # of the main thread, innermost first: "train.py:12 in load"
     beside: Frames = ()  # the innermost frames of the other threads, without duplicates
     stacks: LongText = ""  # of the first of these workers, as it wrote them
