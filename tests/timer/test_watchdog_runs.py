@@ -304,7 +304,7 @@ note("child", subprocess.run([sys.executable, "-c", code], capture_output=True, 
     assert done.code == 0, done
     assert catches(runner.note("own"))
     child = runner.note("child")
-    # Three streams, the socket to the agent (a wrapper passes it on to the script), and the folder that is being listed.
+    # Three streams, the socket to the agent (a wrapper passes it on), and the folder that is being listed.
     assert child.splitlines()[0] == "None 5"
     assert not catches(child)
 
