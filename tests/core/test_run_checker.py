@@ -236,8 +236,8 @@ class NotifiesOnlySomeMembers(CoordinatorMachine):
 
 
 class GivesNoReason(CoordinatorMachine):
-    def _end_generation(self, cause: EndCause, why: str, now: float, decision: AnyDecision | None = None) -> None:
-        super()._end_generation(cause, "", now, decision)
+    def _end_generation(self, cause: EndCause, why: str, now: float, *decision, **how) -> None:
+        super()._end_generation(cause, "", now, *decision, **how)
 
 
 class ContinuesAfterALoss(CoordinatorMachine):

@@ -145,8 +145,8 @@ class IgnoresLostNodes(CoordinatorMachine):
 class DoesNotSendGenerationEnded(CoordinatorMachine):
     """Does not notify the members when a generation ends."""
 
-    def _end_generation(self, cause: EndCause, why: str, now: float, *decision) -> None:
-        super()._end_generation(cause, why, now, *decision)
+    def _end_generation(self, cause: EndCause, why: str, now: float, *decision, **how) -> None:
+        super()._end_generation(cause, why, now, *decision, **how)
         self._outbox = [send for send in self._outbox if not isinstance(send.event, events.GenerationEnded)]
 
 

@@ -10,8 +10,8 @@ from tenax._core.model import WorkerPhase
 class HoldsWithoutAcknowledgement(AgentMachine):
     """Takes the workers that it sent the end of their generation for held."""
 
-    def _end_generation(self, why: str, now: float, *, stops: bool = False) -> None:
-        super()._end_generation(why, now, stops=stops)
+    def _end_generation(self, why: str, now: float, **how) -> None:
+        super()._end_generation(why, now, **how)
         if self.state.last.stop.rung is Rung.HOLDING:
             for worker in self.state.last.living():
                 if worker.hold is not None and not worker.hold.sent:
@@ -83,7 +83,7 @@ MISTAKES = {
     StartsBesideLeftovers: (240, "S2"),
     BeginsTwice: (2, "S11"),
     EndsWithHeldWorkers: (5, "S2"),
-    AcceptsAnyClearance: (967, "S2"),
+    AcceptsAnyClearance: (836, "S2"),
     IgnoresTheEndOfAPendingGeneration: (2934, "L3"),
     DropsAPendingGeneration: (437, "L3"),
 }
