@@ -1,4 +1,4 @@
-"""Live steps: reports the workers' progress (``tenax.progress``) and activity while they run and somebody looks.
+"""Live steps: reports the workers' progress (``tenax.progress``) and activity while they run and are observed.
 
 Workers write their steps to files without a notification, and use CPUs without one. So this polls every few seconds,
 but only with a flag, or for a minute after a request: an agent without observers does not wake up.
