@@ -12,7 +12,6 @@ import argparse
 import functools
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +19,7 @@ from pathlib import Path
 from failures.verdicts.capture import save
 from failures.verdicts.framework_run import Result, run
 from failures.verdicts.frameworks import JOBS, Job
-
-_printing = threading.Lock()
+from lanes import print_line
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.capture:
             save([result for result in results if not result.errors])
     wrong = [result.job.name for result in results if result.errors]
-    _print(
+    print_line(
         f"{len(results) - len(wrong)} right of {len(results)}, in {time.monotonic() - began:.0f} s"
         + (f"; wrong: {', '.join(wrong)}" if wrong else "")
     )
@@ -50,7 +48,7 @@ def _run(folder: Path, job: Job) -> Result:
     except Exception as error:  # one job must not end the others
         result = Result(job, [f"{type(error).__name__}: {error}"], {}, {}, "")
     took = f"{job.name} ({time.monotonic() - began:.0f} s)"
-    _print(f"{took}: {'; '.join(result.errors)}\n{result.report_text}" if result.errors else f"{took}: right")
+    print_line(f"{took}: {'; '.join(result.errors)}\n{result.report_text}" if result.errors else f"{took}: right")
     return result
 
 
@@ -61,12 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", default="", metavar="FOLDER", help="keep the files of each job, and use them again")
     parser.add_argument("--capture", action="store_true", help="write the output of right jobs as played cases")
     return parser
-
-
-def _print(text: str) -> None:
-    with _printing:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

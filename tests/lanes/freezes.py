@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,8 @@ from pathlib import Path
 from cluster.freezes import Freezes
 from kit.cluster import Cluster
 from kit.jobs import Runner
+from lanes import print_line
 from tenax._core.lease import LeaseTerms
-
-_printing = threading.Lock()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,8 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     broken = [error_text for _, error_text in results if error_text]
     kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(done.items()))
     for error_text in broken:
-        _print(f"BROKEN: {error_text}")
-    _print(
+        print_line(f"BROKEN: {error_text}")
+    print_line(
         f"{done.total()} freezes of {options.seconds:g} s ({kinds}), lease {options.lease:g} s, "
         f"{len(broken)} clusters broken, in {time.monotonic() - began:.0f} s"
     )
@@ -54,7 +52,9 @@ def _run(numbers: range, options: argparse.Namespace) -> tuple[Counter[str], str
                 before = freezes.generation
                 freezes.freeze(kind)
                 done[kind] += 1
-                _print(f"freeze {number + 1} ({kind}): generation {before} -> {freezes.generation}, never two at once")
+                print_line(
+                    f"freeze {number + 1} ({kind}): generation {before} -> {freezes.generation}, never two at once"
+                )
             freezes.finish()
             cluster.close()
         except BaseException as error:  # an assertion, or pytest's own failure
@@ -73,12 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clusters", type=int, default=4, help="number of parallel clusters (default: 4)")
     parser.add_argument("--lease", type=float, default=LeaseTerms().lease_s, help="in seconds (default: as in a run)")
     return parser
-
-
-def _print(text: str) -> None:
-    with _printing:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

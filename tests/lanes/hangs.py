@@ -14,13 +14,13 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.addresses import own_endpoint
 from kit.jobs import Runner, Running, ended
+from lanes import print_line
 from observe.hangs.workloads import Workload
 
 JOBS = str(Path(__file__).parent / "hang_jobs.py")
@@ -39,7 +39,6 @@ _HANGS = re.compile(r"^tenax: generation 1 seems to hang: ", re.MULTILINE)
 _WITHDRAWN = "does not hang any more"
 _MAX_WAIT_S = 300.0  # for a report, on a busy machine
 _HOURS_PER_JOB = 12.0
-_printing = threading.Lock()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,7 +59,7 @@ def _run_shapes(options: argparse.Namespace) -> int:
     with ThreadPoolExecutor(options.jobs) as pool:
         problems = list(pool.map(lambda name: _run_shape(name, options.hang_after or 5.0, options.watch), plan))
     right = sum(problem == "" for problem in problems)
-    _print(f"{right} of {len(plan)} hangs reported with the right rank within {WITHIN_S:g} s, and never withdrawn")
+    print_line(f"{right} of {len(plan)} hangs reported with the right rank within {WITHIN_S:g} s, and never withdrawn")
     return 0 if right == len(plan) else 1
 
 
@@ -84,9 +83,9 @@ def _run_shape(name: str, hang_after_s: float, watch_s: float) -> str:
                 agent.send(signal.SIGTERM)
             for agent in agents:
                 agent.wait()
-        _print(f"{name}: {figures}{f'; WRONG: {problem}' if problem else ''}")
+        print_line(f"{name}: {figures}{f'; WRONG: {problem}' if problem else ''}")
         if problem:
-            _print("\n".join(agent.err for agent in agents))
+            print_line("\n".join(agent.err for agent in agents))
         runner.close()
     return problem
 
@@ -129,11 +128,11 @@ def _run_healthy(minutes: float, hang_after_s: float) -> int:
             failed |= done.code != 0
             alarms += count
             job_s += took_s
-            _print(f"{kind}: {count} false alarms in {took_s / 60:.1f} min, exit code {done.code}")
+            print_line(f"{kind}: {count} false alarms in {took_s / 60:.1f} min, exit code {done.code}")
             if count or done.code:
-                _print(done.err)
+                print_line(done.err)
         runner.close()
-    _print(f"{alarms:g} false alarms in {job_s / 3600:.2f} h of real jobs (--hang-after {hang_after_s:g})")
+    print_line(f"{alarms:g} false alarms in {job_s / 3600:.2f} h of real jobs (--hang-after {hang_after_s:g})")
     return 1 if alarms or failed else 0
 
 
@@ -145,11 +144,11 @@ def _simulate(hours: float) -> int:
         for assessment in job.live(_HOURS_PER_JOB):
             if assessment.is_quiet:
                 alarms += 1
-                _print(f"FALSE ALARM: seed {seed}, after {job.now:.0f} s: {assessment}")
+                print_line(f"FALSE ALARM: seed {seed}, after {job.now:.0f} s: {assessment}")
                 break
         done += job.now / 3600
         jobs += 1
-    _print(f"{alarms} false alarms in {done:.0f} simulated hours of {jobs} jobs")
+    print_line(f"{alarms} false alarms in {done:.0f} simulated hours of {jobs} jobs")
     return 1 if alarms else 0
 
 
@@ -163,12 +162,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--healthy", type=float, metavar="MINUTES", help="run healthy jobs at the same time instead")
     parser.add_argument("--simulated", type=float, metavar="HOURS", help="simulate jobs instead")
     return parser
-
-
-def _print(text: str) -> None:
-    with _printing:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
 
 
 if __name__ == "__main__":

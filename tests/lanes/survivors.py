@@ -32,6 +32,7 @@ from typing import Any
 
 from kit.addresses import own_endpoint
 from kit.jobs import TENAX
+from lanes import print_line
 
 from .survivor_chain import expected
 
@@ -295,12 +296,12 @@ def main(argv: list[str] | None = None) -> int:
                 broken = lane.fault()
             broken = broken or lane.finish()
             if broken or options.consoles:
-                _print(job.consoles(sys.maxsize if options.consoles else 60))
+                print_line(job.consoles(sys.maxsize if options.consoles else 60))
         finally:
             job.close()
-    _print(_summary(lane, hub, seed, time.monotonic() - began))
+    print_line(_summary(lane, hub, seed, time.monotonic() - began))
     if broken:
-        _print(f"BROKEN: {broken}")
+        print_line(f"BROKEN: {broken}")
     return 1 if broken else 0
 
 
@@ -330,11 +331,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, help="repeats the faults, not their consequences")
     return parser
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
