@@ -16,8 +16,8 @@ Commands from the agent                                     Replies
   signal, generation, signum                                  exited, generation, local_rank, exit code, requested
   dump, generation, local_rank, signum                        dump_refused, generation, local_rank, why
   end, generation, local_rank, signum
-  clear, generation, held                                     cleared, generation, held
-  kill, generation                                            cleared, generation, []
+  clear, generation, held, number                             cleared, generation, held, number
+  kill, generation                                            cleared, generation, [], 0
   adopt, generation, local_rank, next generation              started or exited, next generation, local_rank, ...
   hold, seconds                                               fenced, generation
   keep, name  + descriptor
