@@ -133,6 +133,9 @@ class Lifecycle:
     def _gather(self, why: str, now: float) -> None:
         state, settings = self.state, self.state.settings
         state.next_why = why
+        if stale := self._stale():  # nodes that stop held workers
+            self._begin_ending(EndCause.LATECOMER, why, now).unstopped = stale
+            return
         join_by, waiting_at = now + settings.join_timeout_s, now + settings.waiting_every_s
         state.phase = Gathering(deadlines={RunDeadline.JOIN: join_by, RunDeadline.WAITING: waiting_at})
         self._form_if_possible(now)
@@ -418,6 +421,9 @@ class Lifecycle:
             case Running():
                 self._end_generation(EndCause.REQUEST, f"an operator restarted the run: {why}", now, stops=True)
             case Paused():
+                self.state.last.keeps_survivors = False
+                for node_id in self._holding():
+                    self._stop_held(self.state.nodes[node_id], now)
                 self._gather(self.state.next_why, now)
             case Gathering() | Ending() | Recovering() | Over():
                 pass
@@ -491,6 +497,8 @@ class Lifecycle:
         self._send(events.GenerationEnded(record.generation, _NO_SURVIVORS, stops=True), node_id)
         if isinstance(state.phase, Ending):
             state.phase.unstopped.add(node_id)
+        elif isinstance(state.phase, Gathering):
+            self._gather(state.next_why, now)
 
     def _after_generation_if_stopped(self, now: float) -> None:
         phase = self.state.phase

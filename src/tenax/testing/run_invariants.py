@@ -249,6 +249,8 @@ class RunChecker:
                     self._inherit(event.record)
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
+            case run.RestartRequested() if self._phase is run.Paused:
+                self._keeps_survivors = False
             case run.RestartRequested() if self._phase is run.Running:
                 must_end, self._keeps_survivors = True, False
                 if self._last is not None:
@@ -523,7 +525,7 @@ class RunChecker:
         node_id, last = joined.node.node_id, self._last
         if last is None or node_id not in last.parts or joined.generation >= last.number:
             return
-        if not last.has(node_id) or self._at_work.get(node_id) != last.number:
+        if not last.has(node_id) or self._at_work.get(node_id) != last.number or node_id in self._stopping_held:
             return
         if events.GenerationFormed(last.parts[node_id]) not in [send.event for send in sends if node_id in send.to]:
             raise InvariantBroken(
