@@ -27,7 +27,8 @@ files (``tests/logs``, ``tests/failures``), and the parsers of servers (``tests/
 S5, S6 and S10 depend on persistent state, which in this engine is the marker at the endpoint and the live agents. If
 the endpoint's host loses power, and the marker with it, a new coordinator knows only what nodes report before it
 decides. The checks then require no more than that, and count it (``memory lost``). An engine whose marker survives a
-power loss, or is in etcd, needs no such exception. S1 has no exception.
+power loss, or is in etcd, needs no such exception. S1 has one: workers that are in their grace period after the lost
+verdict may be alive when a new run begins at the endpoint.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class Checks:
         for send in step.sends:
             if isinstance(send.event, events.GenerationFormed):
                 part = send.event.assignment
-                if any(each.generation != part.generation for each in server.formed.values()):
-                    server.formed = {}
+                if all(each.generation != part.generation for each in server.formed.values()):
+                    server.formed, server.formed_at = {}, self.cluster.schedule.now
                 server.formed.update(dict.fromkeys(send.to, part))
         if not self.cluster.setup.has_etcd:
             self.sent(server, step.sends)
@@ -164,8 +165,8 @@ class Checks:
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation
-        now = self.cluster.schedule.now
-        formation = Formation(len(self.formations), number, parts, now, self.cluster.draw_success())
+        formed_at = server.formed_at  # with etcd, nodes are sent it when it is stored, which may be much later
+        formation = Formation(len(self.formations), number, parts, formed_at, self.cluster.draw_success())
         self._check_number(server, formation)
         self._check_ranks(formation)
         self._check_budget(server, formation)
@@ -354,8 +355,9 @@ class Checks:
             raise PropertyBroken("S3", f"{worker} starts in a world of {formation.world_size}")
         for other in self._alive.values():
             if other is not formation:
-                alive = next(each for each in other.workers if each.acts)
-                raise PropertyBroken("S1", f"{worker} starts while {alive} is alive")
+                for alive in other.workers:
+                    if alive.acts and not self._has_grace(alive):
+                        raise PropertyBroken("S1", f"{worker} starts while {alive} is alive")
         left = worker.keeper.leftovers
         if left is not None and left is not formation:
             raise PropertyBroken("S2", f"{worker} starts while processes of {left} are alive")
@@ -368,6 +370,10 @@ class Checks:
         formation.workers.append(worker)
         formation.alive += 1
         self._alive[formation.ordinal] = formation
+
+    def _has_grace(self, worker: Worker) -> bool:
+        """Return whether this worker is being stopped after a verdict that the endpoint's host has lost."""
+        return self.has_lost_memory and worker.keeper.agent.state.decided is not None
 
     def ended(self, worker: Worker) -> None:
         formation = worker.formation

@@ -76,6 +76,7 @@ class Server:
         self.known_generation = opened.generation  # the greatest that a node has reported
         self.known_restarts = opened.restarts_used
         self.formed: dict[str, Assignment] = {}  # the last generation that was formed, perhaps not sent yet
+        self.formed_at = 0.0
         # Recorded ones were checked when the earlier coordinator named them, with the errors of its clock.
         self.causes_seen = len(opened.record.earlier) if opened.record is not None else 0
         self.sends_left = -1  # the process dies after this many messages; negative: never
