@@ -97,7 +97,7 @@ class Liveness:
     @property
     def _stopping_s(self) -> float:
         setup, behaviour = self.cluster.setup, self.cluster.setup.behaviour
-        # Workers that are not held are stopped one by one; what they leave behind is awaited longer while others are held.
+        # Workers that are not held are stopped one by one; what they leave behind is awaited longer if others are held.
         holding_s = behaviour.hold_timeout_s + max(setup.grace_s, setup.abandon_s) if behaviour.opts_in else 0.0
         abandoning_s = setup.abandon_s if behaviour.stuck else 0.0
         return holding_s + setup.grace_s + abandoning_s + 2.0  # evidence may take as long
