@@ -15,7 +15,7 @@ from kit.addresses import own_endpoint
 from kit.jobs import TENAX, Runner
 
 from .frameworks import PRELOAD, Job
-from .kit import NODE_FIELDS, memory_group
+from .kit import NODE_FIELDS, disagreements, memory_group
 from .played import NODES, SLOTS, ranks_in
 
 _HERE = Path(__file__).parent
@@ -58,6 +58,8 @@ def _result(job: Job, folder: Path) -> Result:
     files = [folder / f"report.{node}.json" for node in range(NODES)]
     reports = [json.loads(file.read_text()) for file in files if file.exists()]
     errors = list(_errors(job, texts, reports, codes))
+    if reports and reports[0]["first_cause"]:
+        errors += disagreements(folder, reports[0], NODES)
     stderr = {}
     for path in folder.glob("logs.*/*/attempt_0/*/stderr.log"):
         node = int(path.relative_to(folder).parts[0].removeprefix("logs."))
