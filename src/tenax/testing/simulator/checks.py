@@ -417,8 +417,8 @@ class Checks:
     def _check_bounds(self, server: Server) -> None:
         state, last, max_nodes = server.state, server.state.last, self.cluster.setup.max_nodes
         nodes = len(state.nodes)
-        # After a memory loss, members of two generations with the same number cannot be distinguished.
-        members = self.cluster.max_nodes_seen if self.has_lost_memory else max_nodes
+        # After a memory loss, or if the run began anew, members of two generations cannot be distinguished by its number.
+        members = self.cluster.max_nodes_seen if self.has_lost_memory or self._floor else max_nodes
         sizes = {
             "nodes": (nodes, self.cluster.max_nodes_seen),
             "ready": (len(state.ready), nodes),
