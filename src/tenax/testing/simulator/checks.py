@@ -216,6 +216,11 @@ class Checks:
         """The endpoint's host lost power, and with it the marker."""
         self.has_lost_memory = True
 
+    @property
+    def _may_meet_earlier_nodes(self) -> bool:
+        """Whether a node may report a generation of a run that the coordinator does not know."""
+        return self.has_lost_memory or self._floor > 0
+
     def _check_ranks(self, formation: Formation) -> None:
         by_rank: dict[int, str] = {}
         for node_id, part in formation.parts.items():
@@ -246,7 +251,7 @@ class Checks:
             raise PropertyBroken("S5", f"{formation} is restart {used} of at most {limit}")
         before = self.formations[-1] if len(self.formations) > self._floor else None
         known = before.restarts_used if before else self._restarts_floor
-        known = max(known, server.known_restarts) if self.has_lost_memory else known
+        known = max(known, server.known_restarts) if self._may_meet_earlier_nodes else known
         if used < known:
             self._fail_unless_memory_lost("S5", f"{formation} counts {used} restarts after {known}")
         elif used == known and before is not None:
@@ -417,8 +422,8 @@ class Checks:
     def _check_bounds(self, server: Server) -> None:
         state, last, max_nodes = server.state, server.state.last, self.cluster.setup.max_nodes
         nodes = len(state.nodes)
-        # After a memory loss, or if the run began anew, members of two generations cannot be distinguished by its number.
-        members = self.cluster.max_nodes_seen if self.has_lost_memory or self._floor else max_nodes
+        # Members of two generations with the same number cannot be distinguished.
+        members = self.cluster.max_nodes_seen if self._may_meet_earlier_nodes else max_nodes
         sizes = {
             "nodes": (nodes, self.cluster.max_nodes_seen),
             "ready": (len(state.ready), nodes),
