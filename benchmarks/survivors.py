@@ -34,6 +34,9 @@ AGENTS = 3
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 NEXT_STEP = f"{SIZE} workers, DDP with gloo: worker SIGKILL → next step of all"
 RESTART = ", tenax without survivors"
+PREPARED = ", standbys with a CUDA context"
+PREPARE = "--standby-setup=tenax.elastic:prepare_cuda"
+PREPARED_S = 6.0  # until all standbys have one
 NODES = f"{AGENTS} × {PER_AGENT} workers and a spare: agent SIGKILL → next step of all"
 COST = "what `tenax.elastic` adds to a step without failures, CPU time"
 
@@ -81,14 +84,22 @@ def measure(settings: Settings, samples: Samples) -> None:
 
 
 def _take(
-    launcher: Launcher, size: int, device: str, mode: str, endings: Sequence[str], deaths: int, samples: Samples
+    launcher: Launcher,
+    size: int,
+    device: str,
+    mode: str,
+    endings: Sequence[str],
+    deaths: int,
+    samples: Samples,
+    *flags: str,
 ) -> None:
-    options = [f"--max-restarts={deaths}"]
+    options = [f"--max-restarts={deaths}", *flags]
     with SurvivorLaunch(launcher, size, device, mode, options) as launch:
         try:
             group = _group(launch, size, launch.started_ns, launches=1)
             for death in range(deaths):
-                time.sleep(RESTED_S + random.random() * 0.2)  # spread over torchrun's monitor intervals
+                rested_s = PREPARED_S if PREPARE in flags else RESTED_S
+                time.sleep(rested_s + random.random() * 0.2)  # spread over torchrun's monitor intervals
                 killed_ns = time.monotonic_ns()
                 dead = random.choice(group).process
                 procfs.end([dead])
@@ -167,6 +178,8 @@ def rows(samples: Samples) -> list[Row]:
         (NEXT_STEP, compared(samples, NEXT_STEP, seconds, at_least=20)),
         (NEXT_STEP, limited(samples, NEXT_STEP, seconds, measure="the same, by the clock", below=0.5)),
         (NEXT_STEP + RESTART, compared(samples, NEXT_STEP + RESTART, seconds)),
+        (NEXT_STEP + PREPARED, limited(samples, NEXT_STEP + PREPARED, seconds, below=0.5)),
+        (NEXT_STEP + RESTART + PREPARED, limited(samples, NEXT_STEP + RESTART + PREPARED, seconds, below=1.4)),
         (NODES, limited(samples, NODES, seconds, below=1.0)),
         (COST, limited(samples, COST, microseconds, below=0.00005)),
     ]
@@ -195,6 +208,9 @@ def main() -> None:
             else:
                 _take(launcher, SIZE, device, "cost", ("",), DEATHS, samples)
                 _take(launcher, SIZE, device, "restart", (RESTART,), 2, samples)
+                if device == "cuda":
+                    _take(launcher, SIZE, device, "elastic", (PREPARED,), DEATHS, samples, PREPARE)
+                    _take(launcher, SIZE, device, "restart", (RESTART + PREPARED,), 2, samples, PREPARE)
     print(table(rows(samples)))
     for failure in samples.failures:
         print(failure)

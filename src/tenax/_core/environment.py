@@ -77,14 +77,22 @@ def lasting_environment(
 
     Found by comparing two generations that have no value in common.
     """
-    environments = [
-        worker_environment(settings, assignment, rank, inherited, options)
-        for assignment in _DIFFERENT
-        for rank in range(settings.local_world_size)
+    first, *others = [
+        lasting_of_worker(settings, rank, inherited, options) for rank in range(settings.local_world_size)
     ]
-    first = environments[0]
-    lasting = {name: value for name, value in first.items() if all(env.get(name) == value for env in environments)}
-    return lasting, {name for env in environments for name in env if name not in lasting}
+    lasting = {name: value for name, value in first.items() if all(env.get(name) == value for env in others)}
+    return lasting, worker_environment(settings, _DIFFERENT[0], 0, inherited, options).keys() - lasting.keys()
+
+
+def lasting_of_worker(
+    settings: AgentSettings,
+    local_rank: int,
+    inherited: Mapping[str, str],
+    options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
+) -> dict[str, str]:
+    """Return the variables of one worker that are the same in every generation."""
+    first, other = [worker_environment(settings, each, local_rank, inherited, options) for each in _DIFFERENT]
+    return {name: value for name, value in first.items() if other.get(name) == value}
 
 
 _DIFFERENT = (

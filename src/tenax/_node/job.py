@@ -44,6 +44,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""  # of the entrypoint, for people; empty: derived from it
     start_method: str = "spawn"  # how processes of a function are created
     preload: str = "none"  # modules imported once, in a template that workers are forked from; auto: the script's
+    standby_setup: str = ""  # MODULE:FUNCTION, called in each standby
 
     # How many there are, and where the nodes meet.
     min_nodes: int = 1

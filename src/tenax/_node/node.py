@@ -12,7 +12,12 @@ from contextlib import ExitStack
 
 import msgspec
 
-from tenax._core.environment import WorkerEnvironment, lasting_environment, worker_environment
+from tenax._core.environment import (
+    WorkerEnvironment,
+    lasting_environment,
+    lasting_of_worker,
+    worker_environment,
+)
 from tenax._core.text import one_line
 from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused
@@ -115,6 +120,7 @@ class Node(Surroundings):
         self._notice = NoticeFile()
         self._journal = Journal()
         self._on_step: Callable[[Step, AgentState], None] = lambda *_: None
+        self._has_template = False
         self._cold_reason = ""  # why workers are not forked from a template
         self._sockets: WorkerSockets | None = None  # the workers' control plane
         self.scopes: WatchdogPipe | None = None  # the pipe on which workers report the scopes they enter
@@ -341,6 +347,8 @@ class Node(Surroundings):
             self._print(note)
         if self._cold_reason:
             self._print(f"workers start cold: {self._cold_reason}")
+        elif self._job.standby_setup and not self._has_template:
+            self._print("--standby-setup is not used: the script imports nothing that could be preloaded")
         if self._watchdog is not None:
             self._open_scopes(self._watchdog.timer_file)
         elif note := watchdog_note(self._environ):
@@ -404,9 +412,21 @@ class Node(Surroundings):
         standbys = job.nproc_per_node if job.may_start_again else 0
         template = template_of(first, launches, job.warm_modules, [*late, *_SET_AT_START], standbys)
         if isinstance(template, Template):
-            self._keeper.prepare(template, self._print)
+            setups = self._setups(launches) if job.standby_setup else []
+            self._keeper.prepare(template, self._print, job.standby_setup, setups)
+            self._has_template = True
         else:
             self._cold_reason = template
+
+    def _setups(self, launches: list[Launch]) -> list[Launch]:
+        """Return the launches with what each worker's environment has in every generation."""
+        options = self._environment_options()
+        return [
+            msgspec.structs.replace(
+                launch, env={**launch.env, **lasting_of_worker(self._settings, rank, self._environ, options)}
+            )
+            for rank, launch in enumerate(launches)
+        ]
 
     def _watchdog_env(self) -> dict[str, str]:
         if self.scopes is None and self._job.on_hang == "off":

@@ -18,7 +18,7 @@ from tenax._processes.descendants import is_zombie, marked_processes, wait_for_d
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from tenax._io.interfaces import Emit, Launch
@@ -94,8 +94,13 @@ class KeeperProcess(HelperHandle):
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, template: Template, notify: Callable[[str], None]) -> None:
-        """Fork workers from this template once it has imported. ``notify`` receives messages about that."""
+    def prepare(
+        self, template: Template, notify: Callable[[str], None], setup: str = "", setups: Sequence[Launch] = ()
+    ) -> None:
+        """Fork workers from this template once it has imported. ``notify`` receives messages about that.
+
+        ``setup``: MODULE:FUNCTION, called in each standby, with the environment of one of ``setups``.
+        """
         self._notify = notify
         spec, descriptors = self._spec(template.launch)
         plan = {
@@ -103,6 +108,7 @@ class KeeperProcess(HelperHandle):
             "late": template.late,
             "has_own_arguments": template.has_own_arguments,
             "standbys": template.standbys,
+            "setups": [{**self._spec(each)[0], "setup": setup} for each in setups],
         }
         self._send(("template", spec, plan), descriptors)
 

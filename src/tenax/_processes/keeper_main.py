@@ -232,14 +232,13 @@ class Keeper:
     def _start_pending(self, *, at_once: bool = False) -> None:
         """Start each pending worker from a standby; cold if none will come or if it must exist ``at_once``."""
         pool = self._warm_pool
+        if pool is not None:
+            waiting, self._pending = self._pending, []
+            self._pending += [each for each in waiting if not self._start_warm(pool, *each)]
+            pool.request(len(self._pending))
+            if pool.is_worth_waiting and not at_once:
+                return
         while self._pending:
-            if pool is not None:
-                if self._start_warm(pool, *self._pending[0]):
-                    del self._pending[0]
-                    continue
-                pool.request(len(self._pending))
-                if pool.is_worth_waiting and not at_once:
-                    return
             self._start_cold(*self._pending.pop(0))
 
     def _start_warm(
@@ -319,7 +318,7 @@ class Keeper:
                 os.close(descriptor)
         os.close(error_reader)
         os.set_blocking(output, False)
-        self._warm_pool = WarmPool(pid, ours, output, plan["standbys"])
+        self._warm_pool = WarmPool(pid, ours, output, plan["standbys"], plan["setups"])
         self._warm_pool.prepare(plan["modules"], plan["late"], plan["has_own_arguments"])
 
     def _watch_warm_pool(self, poll: select.poll, watched: set[int]) -> set[int]:

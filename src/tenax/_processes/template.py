@@ -132,7 +132,7 @@ def texts_for_user(message: tuple[Any, ...]) -> list[str]:
             after = f"have waited {format_duration(waited)} and will start cold after {format_seconds(most)}"
             return [f"preloading is slow: workers {after}"]
         case ("printed", text):
-            return [f"while importing: {line}" for line in text.splitlines() if line.strip()]
+            return [f"while preloading: {line}" for line in text.splitlines() if line.strip()]
     raise AssertionError(f"unknown message from the keeper: {message!r}")
 
 

@@ -7,7 +7,8 @@ and the user gets the reason. ``warm/tenax_template.py`` is the template's side.
          '----> closed                no module was left that is safe to fork
 
 Standbys are forked when workers wait for one, and otherwise shortly after the last start, so that starting workers
-have the cores to themselves. Every wait is bounded: 1 min for imports, and 1 min for a fork, because a machine on which
+have the cores to themselves. With a setup function, each of these is then set up for one local rank, and
+becomes no other worker. Every wait is bounded: 1 min for imports, and 1 min for a fork, because a machine on which
 that takes seconds is so busy that a cold start takes longer. Then workers start cold.
 """
 
@@ -25,6 +26,7 @@ from tenax._processes.descendants import descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 _REFILL_DELAY_S = 0.5  # after the last start, before standbys are forked for the next one
@@ -48,12 +50,19 @@ def _how_it_ended(exit_code: int) -> str:
 class WarmPool:
     """One template and its standbys."""
 
-    def __init__(self, pid: int, channel: Channel, output: int, standbys: int) -> None:
-        """``pid``: the template's; ``output``: pipe with its output; ``standbys``: how many to keep ready."""
+    def __init__(
+        self, pid: int, channel: Channel, output: int, standbys: int, setups: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """``pid``: the template's; ``output``: pipe with its output; ``standbys``: how many to keep ready.
+
+        ``setups``: what a standby calls, and its environment, by local rank; empty: nothing.
+        """
         self._pid = pid
         self._channel = channel
         self._output = output
         self._target = standbys
+        self._setups = setups
+        self._set_up_for: dict[int, int] = {}  # local rank by pid of a standby
         self._is_ready = False
         self._standbys: dict[int, socket.socket] = {}  # by pid
         self._forking: list[socket.socket] = []  # sockets of the standbys being forked
@@ -135,7 +144,7 @@ class WarmPool:
 
     def request(self, count: int) -> None:
         """Fork the standbys that ``count`` waiting workers lack."""
-        missing = count - len(self._standbys) - len(self._forking)
+        missing = count - len(self._standbys.keys() - self._set_up_for.keys()) - len(self._forking)
         if self._is_ready and missing > 0 and not self._forking:
             self._fork_standbys(missing)
 
@@ -146,24 +155,34 @@ class WarmPool:
 
     def activate(self, spec: dict[str, Any], descriptors: list[int], error_writer: int) -> int:
         """Turn a standby into a worker. Return its pid, or 0 if there is none."""
-        while self._standbys:
-            pid = next(iter(self._standbys))
+        local_rank = spec["local_rank"]
+        usable = [pid for pid in self._standbys if self._set_up_for.get(pid, local_rank) == local_rank]
+        for pid in sorted(usable, key=self._set_up_for.__contains__, reverse=True):
+            self._set_up_for.pop(pid, None)
             with self._standbys.pop(pid) as sock:
-                if self._hand_over(sock, spec, descriptors, error_writer):
+                if self._hand_over(sock, spec, error_writer, *descriptors):
                     self._lost = 0
                     self._refill_at = time.monotonic() + _REFILL_DELAY_S if self._target else None
                     return pid
         return 0
 
+    def _set_up_standbys(self) -> None:
+        """Let each standby that no worker waits for be set up for a local rank that has none."""
+        missing = set(range(len(self._setups))).difference(self._set_up_for.values())
+        free = self._standbys.keys() - self._set_up_for.keys()
+        for pid, local_rank in zip(sorted(free), sorted(missing), strict=False):
+            self._set_up_for[pid] = local_rank
+            self._hand_over(self._standbys[pid], self._setups[local_rank])
+
     @staticmethod
-    def _hand_over(sock: socket.socket, spec: dict[str, Any], descriptors: list[int], error_writer: int) -> bool:
+    def _hand_over(sock: socket.socket, spec: dict[str, Any], *descriptors: int) -> bool:
         memory = -1
         try:
             memory = os.memfd_create("tenax-spec", os.MFD_CLOEXEC)
-            sent = {name: spec[name] for name in ("argv", "env", "cwd", "cpus", "numbers")}
+            sent = {name: spec.get(name) for name in ("argv", "env", "cwd", "cpus", "numbers", "setup")}
             with open(memory, "wb", closefd=False) as file:
                 file.write(marshal.dumps(sent, _MARSHAL_VERSION))
-            socket.send_fds(sock, [b"!"], [error_writer, memory, *descriptors])
+            socket.send_fds(sock, [b"!"], [memory, *descriptors])
         except OSError:  # the standby died, or there are too many open files, which the cold start will report
             return False
         finally:
@@ -176,6 +195,7 @@ class WarmPool:
     def on_child_death(self, pid: int, exit_code: int) -> None:
         """Handle the death of a child of the keeper that was not a worker."""
         sock = self._standbys.pop(pid, None)
+        self._set_up_for.pop(pid, None)
         if sock is not None:
             sock.close()
             self._lost += 1
@@ -223,6 +243,8 @@ class WarmPool:
                 for sock in self._forking[len(pids) :]:
                     sock.close()
                 self._forking = []
+                if self._waiting_since is None:
+                    self._set_up_standbys()
                 if is_short:  # retrying would not help, and cold starts will report the error
                     self._close("the template cannot fork more processes; check the limit (ulimit -u)")
 

@@ -102,6 +102,9 @@ FLAGS = (
          "Modules to import once per node, separated by commas. Workers are forked from the process that imported "
          "them, and as many standbys wait for a restart. 'auto': the third-party modules that SCRIPT imports; "
          "'none': every worker imports on its own."),
+    Flag("--standby-setup", WHAT, "text", "", value="MODULE:FUNCTION", ours=True, help=
+         "Function that each standby calls before it is needed, with the environment of the worker that it may "
+         "replace. 'tenax.elastic:prepare_cuda' creates the CUDA context."),
     Flag("--dry-run", WHAT, "switch", False, from_environment=False, ours=True, help=
          "Print what would run (commands, environment, ranks, logs) and start nothing."),
     Flag("--nproc-per-node", MANY, "text", "1", value="N", help=

@@ -146,6 +146,7 @@ def decide(
     )
     _check_signals(flags, backend)
     _check_polled(flags, backend)
+    _check_standby_setup(flags, decided["preload"], can_restart=most > 1 or flags["max_restarts"] > 0)
     _note_unused_flags(flags, script_args)
     if allocation is not None:
         from tenax.cli.scheduler_options import notes
@@ -478,7 +479,7 @@ def _check_polled(flags: FlagValues, backend: str) -> None:
     """Reject what an agent that polls a third-party rendezvous does not have."""
     if backend in ONE_NODE_BACKENDS:
         return
-    for dest in ("dashboard", "on_hang", "trace", "preload", "report"):
+    for dest in ("dashboard", "on_hang", "trace", "preload", "standby_setup", "report"):
         if flags.values.get(dest) not in (None, "", "off", "none"):
             why = f"{flags.name(dest)} is for tenax's own backends"
             flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
@@ -577,6 +578,19 @@ def _trace(flags: FlagValues) -> str:
 
         raise UsageError(f"{flags.name('trace')} takes 'otel' or 'otel:URL', not {hide_passwords(text)!r}")
     return text
+
+
+def _check_standby_setup(flags: FlagValues, preload: object, *, can_restart: bool) -> None:
+    text = flags.values.get("standby_setup")
+    if not text:
+        return
+    module, _, function = text.partition(":")
+    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise UsageError(f"{flags.name('standby_setup')} takes MODULE:FUNCTION, not {text!r}")
+    if preload == "none":
+        raise UsageError(f"{flags.quote('standby_setup')} needs standbys, and there are none without --preload")
+    if not can_restart:
+        raise UsageError(f"{flags.quote('standby_setup')} needs standbys, and there are none without --max-restarts")
 
 
 def _preload(flags: FlagValues) -> str:

@@ -25,5 +25,6 @@ from __future__ import annotations
 from tenax.elastic._failures import GenerationEnded
 from tenax.elastic._generation import Generation, critical, generations
 from tenax.elastic._state import State
+from tenax.elastic._torch import prepare_cuda
 
-__all__ = ["Generation", "GenerationEnded", "State", "critical", "generations"]
+__all__ = ["Generation", "GenerationEnded", "State", "critical", "generations", "prepare_cuda"]

@@ -8,6 +8,7 @@ reducer of ``DistributedDataParallel``, whose hooks would otherwise act in the n
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from tenax.elastic._marks import sizes
@@ -30,6 +31,22 @@ def _torch() -> Any:
 def configure(environ: MutableMapping[str, str]) -> None:
     """NCCL's watchdog must not end a process that survives: it is aborted at the end of the generation."""
     environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+
+
+def prepare_cuda() -> None:
+    """Create the CUDA context of this worker's device, and load cuBLAS and the first kernels.
+
+    For ``tenax run --standby-setup tenax.elastic:prepare_cuda``: each standby does this before it is needed. The device
+    is the one with the number ``LOCAL_RANK``, modulo the number of devices. Random generators are not used.
+    """
+    torch = _torch()
+    if torch is None:
+        raise RuntimeError("torch is not preloaded; name it with --preload")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    weight = torch.ones(64, 64, device=device, requires_grad=True)
+    (weight @ weight).relu().square().mean().backward()
+    torch.cuda.synchronize()
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------------

@@ -257,8 +257,8 @@ def test_other_modules_are_preloaded(sight: Sight, name: str) -> None:
 
 def test_output_of_an_import_is_printed_by_the_agent(sight: Sight) -> None:
     """Once per attempt, and in no worker."""
-    assert "tenax: while importing: first line\n" in sight.done.err
-    assert "tenax: while importing: to stderr\n" in sight.done.err
+    assert "tenax: while preloading: first line\n" in sight.done.err
+    assert "tenax: while preloading: to stderr\n" in sight.done.err
     assert "first line" not in sight.done.out
 
 

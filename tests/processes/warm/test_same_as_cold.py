@@ -451,4 +451,4 @@ def test_preloaded_modules_are_loaded_before_the_first_line(plain: Pair) -> None
 def test_output_of_an_import_is_printed_once(plain: Pair) -> None:
     assert plain.cold.out.count("tiny_kit says hello") == WORKERS * ATTEMPTS
     assert plain.warm.out.count("tiny_kit says hello") == 0
-    assert plain.warm.err.count("tenax: while importing: tiny_kit says hello") == 1
+    assert plain.warm.err.count("tenax: while preloading: tiny_kit says hello") == 1

@@ -45,6 +45,8 @@ _MAX_DESCRIPTORS = 250
 _CANNOT_START = 127
 _MAX_TRIALS_S = 20.0  # the workers wait
 _WORTH_KEEPING_S = 0.3
+_MAX_RESERVED = 1000  # descriptors
+_MAX_ERROR_LENGTH = 500  # characters
 
 _prctl = ctypes.CDLL(None).prctl
 
@@ -73,10 +75,17 @@ def run_template(number: int) -> None:
     assert sock is not None
     _die_with_keeper(keeper)
     spec, descriptors = _receive_spec(sock)
+    reserved: list[int] = []
+    if spec["setup"]:
+        reserved = _set_up(spec)
+        spec, descriptors = _receive_spec(sock)
+    sock.close()
     _discard_signals(keeper)
     title.restore()
     _set_process_name(own_name)
     _become_worker(spec, descriptors)
+    for descriptor in set(reserved).difference(spec["numbers"]):
+        os.close(descriptor)
 
 
 def _install_compat() -> None:
@@ -307,14 +316,42 @@ def _die_with_keeper(keeper: int) -> None:
 def _receive_spec(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]":
     _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors_in(ancillary)
-    if len(descriptors) < 2:
+    if not descriptors:
         os._exit(1)  # the keeper is gone or closed the pool
-    sock.close()
-    error_writer, memory, *rest = descriptors
+    memory, *rest = descriptors
     with open(memory, "rb") as file:
         file.seek(0)
         spec = marshal.load(file)  # noqa: S302 - written by the keeper into an anonymous file
-    return spec, [error_writer, *rest]
+    return spec, rest
+
+
+def _set_up(spec: "dict[str, Any]") -> "list[int]":
+    """Call the setup function, with the environment of the worker that this standby may replace.
+
+    Returns descriptors that have the numbers that a worker's may have, so that nothing that the function opens has.
+    """
+    import resource
+
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    reserved = [null]
+    most = min(_MAX_RESERVED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    while reserved[-1] < most:
+        reserved.append(os.dup(null))
+    os.environb.clear()
+    os.environb.update(spec["env"])
+    tenax_preload.restore_pythonpath()
+    tenax_preload.apply_environment_changes(_Changes.made)
+    if spec["cpus"]:
+        os.sched_setaffinity(0, spec["cpus"])
+    module, _, name = spec["setup"].partition(":")
+    try:
+        with tenax_preload.script_folder_first():
+            __import__(module)
+            getattr(sys.modules[module], name)()
+    except Exception as error:  # the worker can do without, and what is wrong may show there
+        text = " ".join(f"--standby-setup {spec['setup']} failed: {type(error).__name__}: {error}".split())
+        os.write(2, f"{text[:_MAX_ERROR_LENGTH]}\n".encode(errors="replace"))
+    return reserved
 
 
 def _discard_signals(keeper: int) -> None:
