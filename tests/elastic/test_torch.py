@@ -75,7 +75,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 state = elastic.State(model=model, optimizer=optimizer, step=0)
 for generation in elastic.generations():
     with generation:
-        dist.init_process_group("nccl", init_method=f"file://{sys.argv[1]}/store-{generation.number}")
+        store = f"file://{sys.argv[1]}/store-{generation.number}"
+        dist.init_process_group("nccl", init_method=store, rank=0, world_size=1)
         generation.agree(state)
         ones = torch.ones(1, device="cuda")
         dist.all_reduce(ones)
