@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tenax._core import messages
+from tenax._core.coordinator import CoordinatorMachine, Opened, Received
 from tenax._core.diagnosis import describe_first_cause, diagnose, missing_ranks
 from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import Evidence, Failure, Member, Stopped
-from tenax._core.run_state import Generation, ReportedHang
+from tenax._core.run_state import Generation, ReportedHang, RunSettings
 
 TIMEOUT = Evidence(cause="collective_timeout", is_consequence=True, message="Timed out waiting 1000ms for recv")
 LOST = Evidence(cause="peer_lost", is_consequence=True, message="Connection reset by peer")
@@ -199,3 +201,21 @@ def test_a_cause_of_its_own_stays_one_when_a_node_left() -> None:
 def test_ranks_that_messages_name_as_missing() -> None:
     texts = ["Ranks 1, 2 failed to pass monitoredBarrier", "[5, 7] finished collective #4, but didn't join collective"]
     assert missing_ranks(texts) == [1, 2, 5, 7]
+
+
+def test_a_worker_that_exited_early_is_the_cause_also_if_its_success_is_reported_after_the_failure() -> None:
+    machine = CoordinatorMachine(RunSettings("job", 2, 2, 0))
+    failure = Failure(1, 0, 0, 100, 1, 8.0, "", LOST)
+    stopped = messages.NodeStopped(1, 9.0, (failure,))
+    machine.step(Opened(), 0.0)
+    for node_id in ("a", "b"):
+        info = messages.NodeInfo(node_id, node_id, min_nodes=2, max_nodes=2)
+        machine.step(Received(node_id, messages.NodeJoined(info)), 1.0)
+        machine.step(Received(node_id, messages.NodeReady(0, node_id, 29500)), 1.0)
+    machine.step(Received("a", messages.FailureSeen(1, failure, 8.0)), 8.0)
+    for node_id, message in (("b", messages.NodeSucceeded(1)), ("a", stopped)):
+        machine.step(Received(node_id, message), 9.0)
+        machine.step(Received(node_id, messages.NodeReady(1, node_id, 29501)), 9.0)
+    assert machine.state.verdict is not None
+    first = machine.state.verdict.failures[0]
+    assert (first.global_rank, first.evidence.cause) == (1, "exited_early")

@@ -45,6 +45,7 @@ _FEW_STEPS = 3
 _START_MOVES = 10  # samples with activity or steps: before that the job is starting
 _FEW_MOVES, _LONG = 20, 5.0  # samples with activity, over this multiple of ``hang_after_s``: a rhythm of bursts
 _ASLEEP = 0.05  # share of the time that a thread is runnable
+_HARDLY = 0.01  # the same: so little that it does not matter how often it was preempted
 _AWAKE = 0.9
 _BLUR_S = 0.1  # the kernel accounts the time of queued threads late
 _MAX_WAKES = 150.0  # per second, of a thread that polls: each loop of gloo wakes up 100 times a second
@@ -53,6 +54,7 @@ _SLEEPS = 0.5  # share of the times it stopped running in which a polling thread
 _MAX_WAITS = 5.0  # per second, of a spinning thread
 _MAX_FAULTS = 20.0  # per second: an occasional page of memory
 _FEW_BYTES = 4 << 10  # per second, and for once: a thread that logs
+_FEW_PAGES = 16 << 10  # bytes: a line changes two pages of a file, and again after the kernel has written them to disk
 _MANY_BYTES = 64 << 10  # per second
 _MANY_FAULTS = 100.0  # per second: more than writing a log line takes
 _WORKS = 0.1  # of one CPU: more than a heartbeat takes
@@ -391,7 +393,7 @@ def _change(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -
     if (
         before.main_calls != after.main_calls
         or _moved_bytes(before, after) > few_bytes
-        or not 0 <= disk_bytes <= few_bytes
+        or not 0 <= disk_bytes <= few_bytes + _FEW_PAGES
     ):
         return _Change("reads or writes")
     if elapsed_s <= 0 or faults > _MAX_FAULTS * elapsed_s:
@@ -423,8 +425,11 @@ def _is_asleep(then: Thread, now: Thread, waits: int | None, elapsed_s: float) -
     """Whether a thread hardly ran. On a busy machine a thread that polls waits for a CPU after each wake-up."""
     if now.wanted_s - then.wanted_s <= _ASLEEP * elapsed_s:
         return True
-    is_polling = waits is not None and waits > 0 and waits >= _SLEEPS * (now.runs - then.runs)
-    return is_polling and now.ran_s - then.ran_s <= _ASLEEP * elapsed_s
+    if not waits:
+        return False
+    ran_s = now.ran_s - then.ran_s
+    has_slept = waits >= _SLEEPS * (now.runs - then.runs)  # it was not preempted most times
+    return ran_s <= _HARDLY * elapsed_s or (has_slept and ran_s <= _ASLEEP * elapsed_s)
 
 
 def _difference(then: int | None, now: int | None) -> int | None:

@@ -289,6 +289,8 @@ class Lifecycle:
         if record.is_superseded:  # its agent may stay, to host the coordinator, so nothing else ends the wait for it
             self._on_gone(node_id, SUPERSEDED, now, is_loss=True)
             return
+        if isinstance(phase, Ending):  # the failure of another node was reported first
+            last.accounted.add(node_id)
         if not isinstance(phase, Running | Recovering) or record.phase is NodePhase.READY:
             return
         record.phase, record.since = NodePhase.DONE, now

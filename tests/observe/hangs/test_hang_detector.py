@@ -130,19 +130,27 @@ def test_a_thread_that_logs_is_progress_if_the_main_thread_runs_too() -> None:
     assert not run(make_detector(), FakeWorker(0, reports_steps=False), [WORKING] * 50 + [exchange] * 500, 0.0)[0]
 
 
-def test_a_delayed_thread_that_polls_is_not_progress() -> None:
+@pytest.mark.parametrize("waits", [390, 100], ids=["delayed", "preempted too"])
+def test_a_delayed_thread_that_polls_is_not_progress(waits: int) -> None:
     """H3: on a busy machine it waits for a CPU after every wake-up, so it is runnable half of the time."""
     counters = [
         ProcessCounters(
             calls=min(now, 50),
             main_calls=min(now, 50),
-            threads={1: Thread(now * 0.01, now * 2.5, now * 400, now * 390)},
+            threads={1: Thread(now * 0.01, now * 2.5, now * 400, now * waits)},
         )
         for now in range(100)
     ]
     detector = make_detector()
     looks = [detector.look([Sample(0, each)], now * 5.0).is_quiet for now, each in enumerate(counters)]
     assert looks[-1]
+
+
+def test_a_few_pages_of_a_log_file_are_not_progress() -> None:
+    """H3: a line at the end of a page changes two pages, also if the kernel has just written the first one to disk."""
+    early = int(60 / 5) + 2
+    lines = [Activity(logged=1, bytes=12, disk=4096 * pages) for pages in (0, 1, 9)]
+    assert run(make_detector(), FakeWorker(0, reports_steps=False), [WORKING] * 50 + lines * early, 0.0)[0]
 
 
 @pytest.mark.parametrize("sign", [Activity(runs=300.0), Activity(faults=200)], ids=["wakes", "faults"])
