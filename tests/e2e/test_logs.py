@@ -26,7 +26,9 @@ PRINTS = """
 
 
 def tree(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    """Return the files, except those of workers that note how long they import, which takes long on a busy machine."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "progress"]
+    return sorted(str(path.relative_to(folder)) for path in files)
 
 
 # --- where lines go ---------------------------------------------------------------------------------------------------

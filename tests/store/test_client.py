@@ -253,11 +253,16 @@ def test_a_forked_process_does_not_keep_a_connection_or_a_server_open() -> None:
     # An address of its own: after the server is closed, another test may get its port.
     with StoreServer.in_thread(own_address()) as server, TCPStore(server.host, server.port, timeout=60) as store:
         reader, writer = os.pipe()
+        is_forked, forked = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(writer)
+            os.close(forked)
             os.read(reader, 1)
             os._exit(0)
+        os.close(forked)
+        os.read(is_forked, 1)  # until it has run, and closed its copies
+        os.close(is_forked)
         store.close()
         server.close()
         with pytest.raises(StoreConnectionError):
