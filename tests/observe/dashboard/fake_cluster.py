@@ -113,7 +113,8 @@ class FakeCluster:
                 self.parts[node_id] = part
                 number = int(node_id[3:])
                 pids = tuple(10_000 + number * 100 + local for local in range(self.slots))
-                self.coordinator.step(Received(node_id, messages.WorkersRunning(part.generation, pids)))
+                survivors = min(1, part.generation - 1)  # one on each node
+                self.coordinator.step(Received(node_id, messages.WorkersRunning(part.generation, pids, survivors)))
             case events.GenerationEnded(generation):
                 self.coordinator.step(Received(node_id, messages.NodeStopped(generation, self.loop.now())))
                 self.coordinator.step(Received(node_id, messages.NodeReady(generation, "127.0.0.1", 29500)))

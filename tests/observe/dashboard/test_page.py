@@ -106,6 +106,7 @@ def test_the_last_failure_is_shown_after_a_restart(start_cluster: Callable[..., 
     assert "Began: restart 1 of 3" in rows
     assert "steps 0–4" in rows
     assert page.text("lost-steps") == "0"
+    assert page.text("survivors") == str(len(cluster.parts))
     assert page.text("to-recover") != "–"
     assert "training" in page.text("ledger")
 

@@ -803,6 +803,7 @@
     mean("to-detect", goodput.to_detect);
     mean("to-recover", goodput.to_recover);
     write($("lost-steps"), count(goodput.lost_steps || 0));
+    write($("survivors"), count(goodput.survivors || 0));
   }
 
   function mean(id, value) {
