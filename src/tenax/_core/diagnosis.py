@@ -82,7 +82,7 @@ def diagnosis_of(state: CoordinatorState) -> Diagnosis:
 def diagnose(last: Generation, number: int, *, is_change: bool) -> Diagnosis:
     """Return what happened to this generation, as far as its members have reported."""
     is_change |= bool(last.lost or last.drained or last.is_uncharged)
-    failures = sorted(_after_named(list(last.failures.values())), key=by_cause)
+    failures = sorted(_after_named(last, number), key=by_cause)
     if failures and failures[0].evidence.is_consequence and not is_change:
         awaited = _awaited(last, number, failures)
         named = {each.global_rank for each in awaited}
@@ -175,13 +175,22 @@ def _ended_later(victims: list[Failure]) -> dict[int, Stopped]:
     }
 
 
-def _after_named(failures: list[Failure]) -> list[Failure]:
-    """Return the failures; those that report one that another rank has, as consequences of it (D1)."""
+def _after_named(last: Generation, number: int) -> list[Failure]:
+    """Return the failures; those that report one that another rank has, as consequences of it (D1).
+
+    If that rank was stopped before it could fail, its failure is what the others report.
+    """
+    failures = list(last.failures.values())
     found = ((each, _FAILED_RANK.search(each.evidence.message)) for each in failures)
     named = {each.global_rank: int(match[match.lastindex or 0]) for each, match in found if match is not None}
     ranks = list(named.values())
-    first = next((rank for rank in named if 2 * ranks.count(rank) > len(named)), None)
-    if first is None:
+    first = next((rank for rank in ranks if 2 * ranks.count(rank) > len(named)), None)
+    if first in last.stopped and len(named) > 1:  # of two that differ, one alone does not know who is right
+        told = min((each for each in failures if named.get(each.global_rank) == first), key=failure_began_at)
+        evidence = msgspec.structs.replace(told.evidence, log_file=last.stopped[first].log_file)
+        stopped = _as_failure(None, number, last.stopped[first], told.evidence.cause, "", failure_began_at(told))
+        failures = [msgspec.structs.replace(stopped, evidence=evidence), *failures]
+    elif first not in named:
         return failures
     return [
         each

@@ -272,7 +272,7 @@ KINDS: tuple[Kind, ...] = (
         patterns=(
             r"(?i)address already in use",
             r"\bEADDRINUSE\b|\[Errno 98\]",
-            r"Failed to add port to server",  # of gRPC; JAX then crashes
+            r"Failed to add port to server|Failed to start RPC server",  # of gRPC; JAX then raises this, or crashes
         ),
         detail=r"(?:port: |port |:|, )(\d{2,5})\b(?!\])",
         named="Port {0}",
@@ -307,7 +307,7 @@ KINDS: tuple[Kind, ...] = (
         meaning="A request to a service outside the job failed.",
         next_step="Check that the service is reachable from that host; let the script retry.",
         patterns=(
-            r"^(?:requests|urllib3|botocore|boto3|aiohttp|httpx|httpcore|huggingface_hub|google|azure|s3fs|gcsfs)\.",
+            r"^(?:requests|urllib3|botocore|boto3|aiohttp|httpx2?|httpcore2?|huggingface_hub|google|azure|s3fs|gcsfs)\.",
             r"^(?:urllib\.error|http\.client)\.",
         ),
         trust_output=False,
