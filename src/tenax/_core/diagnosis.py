@@ -188,9 +188,9 @@ def _after_named(last: Generation, number: int) -> list[Failure]:
     ranks = list(named.values())
     first = next((rank for rank in ranks if 2 * ranks.count(rank) > len(named)), None)
     if first in last.stopped and len(named) > 1:  # of two that differ, one alone does not know who is right
-        told = min((each for each in failures if named.get(each.global_rank) == first), key=failure_began_at)
-        evidence = msgspec.structs.replace(told.evidence, log_file=last.stopped[first].log_file)
-        stopped = _as_failure(None, number, last.stopped[first], told.evidence.cause, "", failure_began_at(told))
+        report = min((each for each in failures if named.get(each.global_rank) == first), key=failure_began_at)
+        evidence = msgspec.structs.replace(report.evidence, log_file=last.stopped[first].log_file)
+        stopped = _as_failure(None, number, last.stopped[first], report.evidence.cause, "", failure_began_at(report))
         failures = [msgspec.structs.replace(stopped, evidence=evidence), *failures]
     elif first not in named:
         return failures

@@ -334,7 +334,8 @@ def _set_up(spec: "dict[str, Any]") -> "list[int]":
 
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     reserved = [null]
-    most = min(_MAX_RESERVED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = _MAX_RESERVED if limit == resource.RLIM_INFINITY else min(_MAX_RESERVED, limit // 2)
     while reserved[-1] < most:
         reserved.append(os.dup(null))
     os.environb.clear()
