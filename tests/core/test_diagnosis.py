@@ -143,11 +143,14 @@ def test_a_rank_that_never_joined_is_named_as_that() -> None:
     assert first_of(last)[:2] == (2, "never_joined")
 
 
-def test_a_rank_that_aborted_while_it_was_stopped_is_not_the_missing_one() -> None:
-    """D2: JAX aborts a process that waited too long, some milliseconds after its peers."""
+def test_a_rank_that_timed_out_while_it_was_stopped_is_not_the_missing_one() -> None:
+    """D2: JAX reports it and aborts the process, some milliseconds after its peers."""
     last = generation(dict.fromkeys((1, 3, 4), UNJOINED), stopped=(0, 2, 5, 6, 7))
-    for rank in (0, 2, 5, 6):
-        last.stopped[rank] = msgspec.structs.replace(last.stopped[rank], exit_code=-6)
+    for rank in (0, 2, 5):
+        last.stopped[rank] = msgspec.structs.replace(
+            last.stopped[rank], last_lines=("", "RPC: /xla.coordination.CoordinationService/RegisterTask")
+        )
+    last.stopped[6] = msgspec.structs.replace(last.stopped[6], exit_code=-6)
     assert first_of(last)[:2] == (7, "never_joined")
     last.stopped[6] = msgspec.structs.replace(last.stopped[6], exit_code=-15)
     assert first_of(last)[:2] == (1, "store_timeout")

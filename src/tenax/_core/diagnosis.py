@@ -10,7 +10,7 @@ D1  Causes come before consequences, then the earliest comes first. If most work
 D2  If every failed worker lost a peer or timed out, the first cause is the worker that they waited for, if it is known:
     the ranks that their errors name; or workers that exited with code 0 while the others still ran; or, if some timed
     out, the rank that the hang report shows, or else the workers that still ran, if that is one worker or one node.
-    One that aborted while it was being stopped had timed out as well.
+    One that aborted while it was being stopped, or whose last lines say so, had timed out as well.
     If every worker of the run failed like that and some timed out, none was missing: they waited for each other.
     A report that was withdrawn counts only if the failures followed at once: then they were the activity.
 D3  After a change of membership or on an operator's request, consequences have no other cause.
@@ -228,11 +228,16 @@ def _silent(last: Generation, hang: HangReport | None, failed: set[int]) -> list
     """Return the ranks that still ran when the others had timed out, if they are one worker or one node."""
     if hang is not None and hang.is_odd:
         return [rank for rank in hang.locations[0].ranks if rank in last.stopped]
-    aborted = [rank for rank, each in last.stopped.items() if each.exit_code == -SIGABRT]  # they timed out, too
-    silent = [rank for rank in last.stopped if rank not in failed and rank not in aborted]
+    failing = {rank for rank, each in last.stopped.items() if _has_timed_out(each)}
+    silent = [rank for rank in last.stopped if rank not in failed | failing]
     nodes = {_part_of(last, rank) for rank in silent}
-    is_one_node = not aborted and len(nodes) == 1 and any(_part_of(last, rank) not in nodes for rank in failed)
+    is_one_node = not failing and len(nodes) == 1 and any(_part_of(last, rank) not in nodes for rank in failed)
     return sorted(silent) if len(silent) == 1 or is_one_node else []
+
+
+def _has_timed_out(stopped: Stopped) -> bool:
+    """Whether a worker that was stopped was about to fail like those that it waited with."""
+    return stopped.exit_code == -SIGABRT or any(_NEVER_JOINED.search(line) for line in stopped.last_lines)
 
 
 def _part_of(last: Generation, rank: int) -> Member | None:

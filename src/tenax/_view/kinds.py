@@ -285,6 +285,16 @@ KINDS: tuple[Kind, ...] = (
         patterns=(r"Cannot assign requested address", r"\[Errno 99\]", r"\bEADDRNOTAVAIL\b"),
     ),
     Kind(
+        id="remote_service",
+        meaning="A request to a service outside the job failed.",
+        next_step="Check that the service is reachable from that host; let the script retry.",
+        patterns=(
+            r"^(?:requests|urllib3|botocore|boto3|aiohttp|httpx2?|httpcore2?|huggingface_hub|google|azure|s3fs|gcsfs)\.",
+            r"^(?:urllib\.error|http\.client)\.",
+        ),
+        trust_output=False,
+    ),
+    Kind(
         id="unknown_host",
         meaning="A host name could not be resolved{what}.",
         next_step="Check MASTER_ADDR and DNS on that host (getent hosts NAME).",
@@ -301,16 +311,6 @@ KINDS: tuple[Kind, ...] = (
         meaning="The network has no route to the other host.",
         next_step="Check routes, firewall and network interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME).",
         patterns=(r"No route to host", r"Network is unreachable", r"\[Errno 1(?:13|01)\]"),
-    ),
-    Kind(
-        id="remote_service",
-        meaning="A request to a service outside the job failed.",
-        next_step="Check that the service is reachable from that host; let the script retry.",
-        patterns=(
-            r"^(?:requests|urllib3|botocore|boto3|aiohttp|httpx2?|httpcore2?|huggingface_hub|google|azure|s3fs|gcsfs)\.",
-            r"^(?:urllib\.error|http\.client)\.",
-        ),
-        trust_output=False,
     ),
     Kind(
         id="collective_mismatch",
