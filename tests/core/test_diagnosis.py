@@ -235,12 +235,19 @@ def test_a_worker_that_exited_early_is_the_cause_also_if_its_success_is_reported
     assert (first.global_rank, first.evidence.cause) == (1, "exited_early")
 
 
-def test_a_named_rank_that_was_stopped_before_it_could_fail_is_the_first_cause() -> None:
+@pytest.mark.parametrize("reporting", [(0, 1, 6), (6,)])
+def test_a_named_rank_that_was_stopped_before_it_could_fail_is_the_first_cause(reporting: tuple[int, ...]) -> None:
     """D1: the others report its failure, with its traceback."""
     full = Evidence(cause="disk_full", message="CheckpointException: CheckpointException ranks:dict_keys([2])")
-    last = generation(dict.fromkeys((6, 0, 1), full), stopped=(2, 3, 4, 5, 7))
-    diagnosis = diagnose(last, 1, is_change=False)
+    others = tuple(rank for rank in range(8) if rank not in reporting)
+    diagnosis = diagnose(generation(dict.fromkeys(reporting, full), stopped=others), 1, is_change=False)
     found = [(each.global_rank, each.evidence.cause, each.evidence.is_consequence) for each in diagnosis.failures]
     assert found[0] == (2, "disk_full", False)
-    assert sorted(found[1:]) == [(rank, "disk_full", True) for rank in (0, 1, 6)]
-    assert {each.global_rank for each in diagnosis.stopped} == {3, 4, 5, 7}
+    assert sorted(found[1:]) == [(rank, "disk_full", True) for rank in reporting]
+    assert [each.global_rank for each in diagnosis.stopped] == [rank for rank in others if rank != 2]
+
+
+def test_one_rank_that_reports_another_collective_is_not_believed_alone() -> None:
+    """D1: of two that differ, it may be the wrong one."""
+    last = generation({0: mismatch(0, 5)}, stopped=(1, 2, 3, 4, 5, 6, 7))
+    assert first_of(last)[0] == 0

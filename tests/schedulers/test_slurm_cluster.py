@@ -74,9 +74,11 @@ def test_separate_runs_share_nodes(slurm: SlurmCluster) -> None:
     _, het = slurm.submit(parts, *both, ":", "-N1", "-n1")
     _, alone = slurm.submit(train, *both)
     found = ranks(wait_for(array, ENDED, count=2))
-    assert list(found.values()) == [["n1", "n2"], ["n1", "n2"]]
+    assert [len(set(nodes)) for nodes in found.values()] == [2, 2]
     assert {run.partition("_")[2] for run in found} == {"1.0", "2.0"}
-    assert list(ranks(wait_for(steps, ENDED)).values()) == [["n1", "n2"], ["n1", "n2"]]
+    (one, other) = ranks(wait_for(steps, ENDED)).values()
+    assert one == other == sorted(set(one))  # Slurm chooses the nodes; both steps use them in the same order
+    assert len(one) == 2
     assert sorted(map(len, ranks(wait_for(het, ENDED)).values())) == [1, 2], het.read_text()
     assert list(map(len, ranks(wait_for(alone, ENDED)).values())) == [1]
     assert "using only this node of the 2 nodes" in alone.read_text()

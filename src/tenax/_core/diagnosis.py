@@ -183,11 +183,12 @@ def _after_named(last: Generation, number: int) -> list[Failure]:
     If that rank was stopped before it could fail, its failure is what the others report.
     """
     failures = list(last.failures.values())
-    found = ((each, _FAILED_RANK.search(each.evidence.message)) for each in failures)
-    named = {each.global_rank: int(match[match.lastindex or 0]) for each, match in found if match is not None}
+    found = {each.global_rank: _FAILED_RANK.search(each.evidence.message) for each in failures}
+    named = {rank: int(match[match.lastindex or 0]) for rank, match in found.items() if match is not None}
     ranks = list(named.values())
     first = next((rank for rank in ranks if 2 * ranks.count(rank) > len(named)), None)
-    if first in last.stopped and len(named) > 1:  # of two that differ, one alone does not know who is right
+    is_certain = len(named) > 1 or any(match is not None and match[2] for match in found.values())  # a checkpoint
+    if first in last.stopped and is_certain:  # if two collectives differ, one rank alone does not know which is right
         report = min((each for each in failures if named.get(each.global_rank) == first), key=failure_began_at)
         evidence = msgspec.structs.replace(report.evidence, log_file=last.stopped[first].log_file)
         stopped = _as_failure(None, number, last.stopped[first], report.evidence.cause, "", failure_began_at(report))
