@@ -564,6 +564,8 @@ class CoordinatorMachine(Lifecycle):
         if isinstance(phase.source, Unrecorded):
             phase.source.expected = min(joined.group_world_size, state.settings.max_nodes)
             last.formed_at = now
+        elif joined.group_world_size > len(last.members):  # recorded by a coordinator that was still recovering
+            phase.is_broken = last.is_uncharged = True
         if joined.has_succeeded:
             record.phase = NodePhase.DONE
             last.done.add(node_id)
