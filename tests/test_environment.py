@@ -20,6 +20,7 @@ READERS = {
     *("_failures/hook/sitecustomize.py", "compat/hook/sitecustomize.py", "_processes/function_worker.py"),
     *("_processes/keeper_main.py", "_processes/warm/sitecustomize.py", "_processes/warm/tenax_template.py"),
     *("_processes/warm/tenax_preload.py", "elastic/_agreement.py", "elastic/_generation.py", "elastic/_worker.py"),
+    "elastic/_torch.py",
     # what other processes inherit, and where private and temporary files are
     *("_io/helper_process.py", "_io/private_folder.py", "_io/etcd/binary.py", "_logs/specs.py"),
     "_processes/start_guard.py",

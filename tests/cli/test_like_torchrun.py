@@ -78,6 +78,7 @@ LINES = [
 TENAX_ONLY = {
     "compat",
     "preload",
+    "standby_setup",
     "dry_run",
     "report",
     "restart_policy",

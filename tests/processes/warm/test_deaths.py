@@ -351,7 +351,7 @@ def test_a_standby_that_died_before_it_was_announced_is_skipped(tmp_path: Path) 
     template.pool.on_child_death(4194305, -9)
     template.channel.send(("forked", 1, [4194305]))
     template.pool.receive()
-    spec = {"argv": [], "env": {}, "cwd": b"", "cpus": [], "numbers": []}
+    spec = {"argv": [], "env": {}, "cwd": b"", "cpus": [], "numbers": [], "local_rank": 0}
     read, write = os.pipe()
     assert template.pool.activate(spec, [], write) == 0
     os.close(read)
