@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -75,6 +75,20 @@ def test_a_descriptor_that_is_not_a_channel_is_not_touched(
         assert _generation._worker is None
         if kind != "closed":
             os.fstat(descriptor)
+
+
+def end_inside(agent: FakeAgent, context: AbstractContextManager[None]) -> None:
+    """End the first generation inside this context; the worker must reach the second one."""
+    state = elastic.State(step=0)
+    for generation in elastic.generations():
+        with generation:
+            generation.agree(state)
+            if generation.number == 2:
+                break
+            with context:
+                agent.end_and_begin()
+                wait_to_be_interrupted()
+    assert generation.number == 2
 
 
 def test_a_survivor_takes_part_in_the_next_generation(agent: FakeAgent) -> None:
@@ -192,16 +206,7 @@ def test_a_cleanup_that_fails_after_the_end_does_not_fail_the_worker(
                 raise OSError("could not close")
             raise OSError("could not close") from (error if how == "as the cause" else None)
 
-    state = elastic.State(step=0)
-    for generation in elastic.generations():
-        with generation:
-            generation.agree(state)
-            if generation.number == 2:
-                break
-            with Connection():
-                agent.end_and_begin()
-                wait_to_be_interrupted()
-    assert generation.number == 2
+    end_inside(agent, Connection())
     assert "continues after an exception in its cleanup: OSError: could not close" in capsys.readouterr().err
 
 
@@ -502,16 +507,7 @@ def test_a_reader_that_fails_closes_the_channel() -> None:
 
 
 def test_a_worker_without_a_free_descriptor_survives(agent: FakeAgent) -> None:
-    state = elastic.State(step=0)
-    for generation in elastic.generations():
-        with generation:
-            generation.agree(state)
-            if generation.number == 2:
-                break
-            with all_descriptors_in_use():
-                agent.end_and_begin()
-                wait_to_be_interrupted()
-    assert generation.number == 2
+    end_inside(agent, all_descriptors_in_use())
 
 
 def test_sockets_are_found_without_a_free_descriptor() -> None:
