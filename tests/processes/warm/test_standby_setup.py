@@ -19,9 +19,9 @@ import json, os, sys, pathlib
 def set_up():
     keep.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(20))
     noted = {"env": dict(os.environ), "keep": keep, "has_marked_kit": "marked_kit" in sys.modules}
-    path = pathlib.Path(os.environ["NOTES"], f"setup.{os.getpid()}")
-    path.with_suffix(".new").write_text(json.dumps(noted))
-    path.with_suffix(".new").rename(path)
+    draft = pathlib.Path(os.environ["NOTES"], f"draft.{os.getpid()}")
+    draft.write_text(json.dumps(noted))
+    draft.rename(draft.with_name(f"setup.{os.getpid()}"))
 
 def fail():
     set_up()
