@@ -116,6 +116,8 @@ class OperatorApi:
             and is_over == bool(cached.outcome)  # the end of the run is always shown
         ):
             return cached
+        import tenax._view.status  # noqa: F401 - the import is not part of the cost
+
         began = self._work_clock()
         self._cached = status = self.status()
         took_s = self._work_clock() - began
