@@ -481,10 +481,9 @@ class CoordinatorMachine(Lifecycle):
         if others == 0:
             phase.source.is_deserted = True
             self._recover_within(phase, phase.source.recover_s, now)
-        label = phase.source.awaited.pop(node_id, "")
-        if label:
+        if node_id in phase.source.awaited:
             last.gone.add(node_id)
-            last.lost[label] = "its agent died"
+            last.lost[phase.source.awaited.pop(node_id)] = "its agent died"
             phase.is_broken = True
         self._recover_if_complete(phase, now)
 
@@ -560,6 +559,7 @@ class CoordinatorMachine(Lifecycle):
         state, last, node_id = self.state, self.state.last, record.info.node_id
         state.store = state.store or joined.store
         last.members[node_id] = record.last_rank = joined.group_rank
+        last.labels[node_id] = record.label
         last.gone.discard(node_id)
         if isinstance(phase.source, Unrecorded):
             phase.source.expected = min(joined.group_world_size, state.settings.max_nodes)
