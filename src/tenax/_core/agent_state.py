@@ -12,6 +12,7 @@ import enum
 import msgspec
 
 from tenax._core import messages
+from tenax._core.events import AnyEvent, Fenced
 from tenax._core.model import (
     AgentSettings,
     Assignment,
@@ -210,6 +211,10 @@ class AgentState(msgspec.Struct):
         if last.hang.request is not None:
             found[Deadline.STACKS] = last.hang.request.until
         return found
+
+    def must_be_fenced(self, event: AnyEvent) -> bool:
+        """Return whether a node without a lease is fenced first: the event may start a generation that was formed."""
+        return self.formed is not None and not self.formed.has_ended and not isinstance(event, Fenced)
 
     def next_deadline(self) -> float | None:
         """Return when the next ``Tick`` is due."""

@@ -492,11 +492,11 @@ class Lifecycle:
     def _stop_held(self, record: NodeRecord, now: float) -> None:
         """Stop the workers that this node holds. It is ready when they have exited."""
         state, node_id = self.state, record.info.node_id
+        self._send(events.GenerationEnded(record.generation, _NO_SURVIVORS, stops=True), node_id)
         if record.phase is NodePhase.STALE:
-            return  # it has been sent this
+            return  # sent again: the link may have broken before the node received it
         state.ready.pop(node_id, None)
         record.phase, record.since = NodePhase.STALE, now
-        self._send(events.GenerationEnded(record.generation, _NO_SURVIVORS, stops=True), node_id)
         if isinstance(state.phase, Ending):
             state.phase.unstopped.add(node_id)
         elif isinstance(state.phase, Gathering):

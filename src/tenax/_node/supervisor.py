@@ -127,6 +127,7 @@ class Supervisor:
         self._loop = loop
         self._control = control
         self._processes = processes
+        self._lease_ends_at: float | None = None
         self._entrypoint = entrypoint
         self._logs = logs
         self._journal = journal
@@ -218,6 +219,7 @@ class Supervisor:
         return messages_on_connecting(self.machine.state, node, self._loop.now())
 
     def hold(self, seconds: float) -> None:
+        self._lease_ends_at = self._loop.now() + seconds if seconds else None
         self._processes.hold(seconds)
 
     def keep(self, name: str, descriptor: int) -> None:
@@ -384,6 +386,8 @@ class Supervisor:
     def _step(self, event: AnyEvent) -> None:
         now = self._loop.now()
         state = self.machine.state
+        if self._lease_ends_at is not None and now >= self._lease_ends_at and state.must_be_fenced(event):
+            self._step(events.Fenced(state.generation, "this agent was suspended for too long"))
         issued = self.machine.step(event, now)
         self._journal.step(now, event, issued)
         # Send before printing: what the console shows has been sent to the coordinator.

@@ -144,8 +144,12 @@ class Candidacy:
             self._ended(state.verdict)
             return
         if past is not None and past.record.verdict is not None:
-            why = f"a run with this --rdzv-id is over: {past.record.verdict.why}; to use its --rdzv-id again, wait "
-            self._failed(EtcdRejected(f"{why}{format_seconds(VERDICT_TTL_S)} after all its workers have stopped"))
+            wait_s = format_seconds(VERDICT_TTL_S)
+            remedy = f"to use its --rdzv-id again, wait {wait_s} after all its workers have stopped"
+            if past.before:
+                remedy = "nodes that were cut off may still run its workers; stop them, and use another --rdzv-id"
+            why = f"a run with this --rdzv-id is over: {past.record.verdict.why}; {remedy}"
+            self._failed(EtcdRejected(why))
             return
         if self._run and (past is None or past.run != self._run) and not self._may_begin():
             self._ended(None)

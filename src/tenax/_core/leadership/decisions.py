@@ -145,7 +145,7 @@ class Decisions:
     def _write(self) -> None:
         self._timer = None
         record, ttl_s = self._waiting[0].record, VERDICT_TTL_S
-        if record.verdict is None:
+        if record.verdict is None or self._before:  # members that have not reconnected may work while it exists
             self._put(record, self._lease_id)
             return
         # The run id is soon free again: this record has a short lease. Nodes of this run find the verdict for a day.

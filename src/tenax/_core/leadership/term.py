@@ -145,8 +145,9 @@ class Term:
         return self._links.is_over
 
     def stepped(self, state: CoordinatorState, wall_ahead_s: float) -> None:
-        self._verdict = state.verdict
-        if not isinstance(state.phase, Recovering):
+        verdict = self._verdict = state.verdict
+        was_cancelled = verdict is not None and verdict.outcome is Outcome.CANCELLED  # members may still be awaited
+        if not isinstance(state.phase, Recovering) and not was_cancelled:
             self._decisions.forget_earlier(state, wall_ahead_s)
             self._candidacy.holds_record |= self._decisions.is_waiting
 

@@ -84,6 +84,7 @@ class AgentProcess(Process):
         self.has_left = False  # the machine has ended; the process may still serve
         self.connection: End | None = None
         self._kept: End | None = None  # the connection of which the keeper holds a copy
+        self._lease_ends_at: float | None = None
         self._attempt = 0
         self._is_lingering = False
         self._formed: events.GenerationFormed | None = None  # read, but not started yet
@@ -116,6 +117,9 @@ class AgentProcess(Process):
     def step(self, event: AnyEvent, at: float = 0.0) -> None:
         if self.has_left:
             return
+        is_lease_over = self._lease_ends_at is not None and self.clock() >= self._lease_ends_at
+        if is_lease_over and self.state.must_be_fenced(event):
+            self.step(events.Fenced(self.state.generation, "this agent was suspended for too long"))
         if isinstance(event, events.Fenced):
             self.cluster.checks.on_disturbance()
         is_checked = self.cluster.parts.are_checked_inside
@@ -176,6 +180,7 @@ class AgentProcess(Process):
                     if self.connection is not None:
                         self.connection.send(frame)
                 case client.Hold(seconds):
+                    self._lease_ends_at = self.clock() + seconds if seconds else None
                     self.keeper.hold(seconds)
                 case client.Close(is_finished):
                     if is_finished and self.connection is not None:

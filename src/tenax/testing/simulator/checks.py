@@ -102,6 +102,7 @@ class Checks:
 
     def opened(self, server: Server) -> None:
         """Check that the coordinator is at the endpoint, where only one process can listen."""
+        server.floor = self._floor
         if server.agent.host.index != ENDPOINT and not self.cluster.setup.has_etcd:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, not at the endpoint")
 
@@ -298,6 +299,8 @@ class Checks:
                 raise PropertyBroken("S6", f"success was sent, but {last} did not succeed")
 
     def _check_cause(self, server: Server, failure: Failure) -> None:
+        if self.cluster.setup.has_etcd and server.floor != self._floor:
+            return  # it was suspended, and its run is over
         matching = [each for each in self.formations[self._floor :] if each.number == failure.generation]
         if not matching:
             return  # formed before the memory was lost

@@ -102,6 +102,11 @@ class Liveness:
         abandoning_s = setup.abandon_s if behaviour.stuck else 0.0
         return holding_s + setup.grace_s + abandoning_s + 2.0  # evidence may take as long
 
+    @property
+    def _stopping_held_s(self) -> float:
+        """How long it takes to stop held workers, after the others, if the policy keeps none or the run ends."""
+        return self._stopping_s if self.cluster.setup.behaviour.opts_in else 0.0
+
     def _note(self, text: str) -> None:
         if self.cluster.history is not None:
             self.cluster.history.note("CALM", text)
@@ -227,14 +232,13 @@ class Liveness:
             return is_further or len(self.cluster.agents) < self.cluster.setup.min_nodes
 
         def then_quiet() -> None:
-            self._expect("L1", self._stopping_s + 1, is_quiet, then_next)
+            self._expect("L1", self._stopping_s + self._stopping_held_s + 1, is_quiet, then_next)
 
         def then_next() -> None:
-            self._expect("L1", 2 + self.cluster.setup.pause_s, is_next, then_settled)
+            self._expect("L1", 2 + self.cluster.setup.pause_s + self._stopping_held_s, is_next, then_settled)
 
         def then_settled() -> None:
-            stopping_s = self._stopping_s if self.cluster.behaviour.opts_in else 0.0  # held workers, if the run ended
-            self._expect("L2", 10 + stopping_s, self.has_settled, self._finish)
+            self._expect("L2", 10 + self._stopping_held_s, self.has_settled, self._finish)
 
         return self._expect("L1", exits_s + 1, is_known, then_quiet)
 

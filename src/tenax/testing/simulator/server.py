@@ -84,6 +84,7 @@ class Server:
         self._ends: dict[links.Peer, End] = {}
         self._accepted: list[End] = []  # by the kernel; also those that the process has not accepted yet
         self._clock_errors_s: dict[int, float] = {}  # by generation
+        self.floor = 0  # how many formations there were before its run began
         self._noted = (0, False)
         self._events: deque[AnyCoordinatorEvent] = deque()
         self._is_busy = False

@@ -249,6 +249,7 @@ class Keeper:
         if worker.is_alive and worker.is_held and self._is_reachable:
             if self.cluster.survivor_rng.random() < 0.5:
                 self.leftovers = self.workers[worker.local_rank].formation  # the next one, if that was ordered already
+            worker.failed_at = self.cluster.schedule.now
             self._exit(worker, -SIGKILL)
 
     def _adopt(self, before: Worker, worker: Worker) -> None:
