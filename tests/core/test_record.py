@@ -99,6 +99,15 @@ def test_a_missing_member_is_awaited_from_the_first_return_on() -> None:
     assert successor.machine.state.restarts_used == 1, "a loss is not charged"
 
 
+def test_the_others_are_awaited_as_long_if_the_first_returns_just_before_the_join_timeout() -> None:
+    """A leader that was replaced may have answered them until that one left it."""
+    successor = Successor(record())
+    first_at = SETTINGS.join_timeout_s - 0.2
+    successor.join("a", now=first_at)
+    successor.tick(until=first_at + RETURN_S)
+    assert isinstance(successor.phase, run.Ending)
+
+
 def test_new_nodes_are_refused_while_no_member_of_the_generation_is_back() -> None:
     """There is no verdict, because the generation may still run elsewhere."""
     successor = Successor(record())
@@ -129,6 +138,12 @@ def test_the_node_of_a_dead_leader_is_not_awaited() -> None:
     successor.step(run.EarlierCoordinatorGone("c"), 1.0)
     assert isinstance(successor.phase, run.Ending)
     assert successor.machine.state.last.lost == {"host-c": "its agent died"}
+
+
+def test_a_dead_leader_whose_label_is_not_recorded_is_lost_too() -> None:
+    successor = Successor(RunRecord(1, (RecordedMember("a", 0, ""),), world_size=1, store=STORE))
+    successor.step(run.EarlierCoordinatorGone("a"), 1.0)
+    assert isinstance(successor.phase, run.Gathering)
 
 
 def test_a_dead_leader_that_was_a_spare_is_not_awaited() -> None:

@@ -480,7 +480,8 @@ class CoordinatorMachine(Lifecycle):
             return
         if others == 0:
             phase.source.is_deserted = True
-            self._recover_within(phase, phase.source.recover_s, now)
+            if now + phase.source.recover_s < phase.deadlines[RunDeadline.RECOVER]:
+                self._recover_within(phase, phase.source.recover_s, now)
         if node_id in phase.source.awaited:
             last.gone.add(node_id)
             last.lost[phase.source.awaited.pop(node_id)] = "its agent died"
@@ -489,9 +490,8 @@ class CoordinatorMachine(Lifecycle):
 
     @staticmethod
     def _recover_within(phase: Recovering, seconds: float, now: float) -> None:
-        if now + seconds < phase.deadlines[RunDeadline.RECOVER]:
-            phase.deadlines[RunDeadline.RECOVER] = now + seconds
-            phase.period_s = seconds
+        phase.deadlines[RunDeadline.RECOVER] = now + seconds
+        phase.period_s = seconds
 
     def _discard_members(self, phase: Recovering, now: float) -> None:
         """Drop the members found so far, because a later generation exists."""
@@ -517,9 +517,12 @@ class CoordinatorMachine(Lifecycle):
         self._on_member_back(phase, record.info.node_id, now)
 
     def _on_member_back(self, phase: Recovering, node_id: str, now: float) -> None:
-        if isinstance(phase.source, Recorded):
-            self._recover_within(phase, phase.source.return_s, now)
-            phase.source.awaited.pop(node_id, None)
+        source = phase.source
+        if isinstance(source, Recorded):
+            if not source.has_returned and not source.is_deserted:
+                self._recover_within(phase, source.return_s, now)
+            source.has_returned = True
+            source.awaited.pop(node_id, None)
         self._recover_if_complete(phase, now)
 
     def _recover_if_complete(self, phase: Recovering, now: float) -> None:

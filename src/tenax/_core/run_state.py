@@ -370,6 +370,7 @@ class Recorded(msgspec.Struct, tag=True):
     return_s: float  # from ``Opened``
     recover_s: float  # from ``Opened``
     is_deserted: bool = False  # no earlier coordinator is alive
+    has_returned: bool = False  # a member has; the others have stopped ``return_s`` later
 
 
 class Unrecorded(msgspec.Struct, tag=True):
