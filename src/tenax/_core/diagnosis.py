@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from tenax._core.messages import HangReport
     from tenax._core.run_state import CoordinatorState, Generation
 
-SIGABRT = 6
+_SIGABRT = 6
 _MAX_STOPPED_WITH_TEXTS = 32  # in a verdict, which is one message
 _MAX_MEMBERS = 1024
 _EXIT_S = 30.0  # from an exception, which may be seen as activity, to the exit of its worker
@@ -238,7 +238,7 @@ def _silent(last: Generation, hang: HangReport | None, failed: set[int]) -> list
 
 def _has_timed_out(stopped: Stopped) -> bool:
     """Whether a worker that was stopped was about to fail like those that it waited with."""
-    return stopped.exit_code == -SIGABRT or any(_NEVER_JOINED.search(line) for line in stopped.last_lines)
+    return stopped.exit_code == -_SIGABRT or any(_NEVER_JOINED.search(line) for line in stopped.last_lines)
 
 
 def _part_of(last: Generation, rank: int) -> Member | None:

@@ -120,8 +120,7 @@ class Node(Surroundings):
         self._notice = NoticeFile()
         self._journal = Journal()
         self._on_step: Callable[[Step, AgentState], None] = lambda *_: None
-        self._has_template = False
-        self._cold_reason = ""  # why workers are not forked from a template
+        self._cold_note = ""  # why workers are not forked from a template
         self._sockets: WorkerSockets | None = None  # the workers' control plane
         self.scopes: WatchdogPipe | None = None  # the pipe on which workers report the scopes they enter
         self._observers: Observers | None = None  # None: no observer is enabled
@@ -345,10 +344,8 @@ class Node(Surroundings):
             self._print(f"note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}")
         for note in self._placements.notes:
             self._print(note)
-        if self._cold_reason:
-            self._print(f"workers start cold: {self._cold_reason}")
-        elif self._job.standby_setup and not self._has_template:
-            self._print("--standby-setup is not used: the script imports nothing that could be preloaded")
+        if self._cold_note:
+            self._print(self._cold_note)
         if self._watchdog is not None:
             self._open_scopes(self._watchdog.timer_file)
         elif note := watchdog_note(self._environ):
@@ -414,9 +411,10 @@ class Node(Surroundings):
         if isinstance(template, Template):
             setups = self._setups(launches) if job.standby_setup else []
             self._keeper.prepare(template, self._print, job.standby_setup, setups)
-            self._has_template = True
-        else:
-            self._cold_reason = template
+        elif template:
+            self._cold_note = f"workers start cold: {template}"
+        elif job.standby_setup:
+            self._cold_note = "--standby-setup is not used: the script imports nothing that could be preloaded"
 
     def _setups(self, launches: list[Launch]) -> list[Launch]:
         """Return the launches with what each worker's environment has in every generation."""
