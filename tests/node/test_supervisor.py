@@ -817,3 +817,38 @@ def test_a_survivor_that_cannot_be_sent_the_next_generation_is_ended(tmp_path: P
     (failure,) = verdict.failures
     assert (failure.global_rank, failure.generation) == (0, 2)
     assert failure.reason == "its channel was closed before it could continue in this generation"
+
+
+class Suspended(Stage):
+    """A held worker exits, the next generation is formed, and the agent does not run until its lease is over."""
+
+    def observe(self, step: Step, state: AgentState) -> None:
+        super().observe(step, state)
+        assert isinstance(self.processes, Survivors)
+        assert isinstance(self.control, FakeControl)
+        if any(isinstance(command, commands.HoldWorkers) for command in step.commands):
+            self.processes.channels[0].sendall(b'{"type": "held", "generation": 1}\n')
+        elif isinstance(step.event, events.NodeCleared) and step.event.held:
+            self.control.node.hold(4.3)
+            self.processes.exit(0, 1)
+        elif isinstance(step.event, events.WorkerExited) and state.phase is Phase.JOINING:
+            self.control.emit(formed(2))
+            self.clock.advance(60.0)
+        elif isinstance(step.event, events.Fenced):
+            self.control.node.hold(4.3)
+            self.control.answers = {
+                messages.NodeReady: [formed(3)],
+                messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)],
+            }
+
+
+def test_an_agent_that_was_suspended_is_fenced_before_it_starts_a_generation(tmp_path: Path) -> None:
+    """Others may have replaced it. The keeper's report was waiting, and is read before the end of the lease is seen."""
+    with leaving_nothing():
+        made = Suspended(str(tmp_path / "journal.jsonl"))
+        made.processes = Survivors()
+        made.control = FakeControl({messages.NodeReady: [formed(1)]})
+        made.acts[1] = lambda: made.processes.exit(1, 3)
+        made.acts[2] = made.processes.lose
+        assert made.run() == WELL
+    assert {generation for generation, _ in made.processes.workers} == {1, 3}
