@@ -146,8 +146,10 @@ class Term:
 
     def stepped(self, state: CoordinatorState, wall_ahead_s: float) -> None:
         verdict = self._verdict = state.verdict
-        was_cancelled = verdict is not None and verdict.outcome is Outcome.CANCELLED  # members may still be awaited
-        if not isinstance(state.phase, Recovering) and not was_cancelled:
+        # A cancelled run may have members at work, if an earlier leader may still answer them.
+        may_be_led = self._probing is not None or bool(self._unconfirmed)
+        is_unsure = may_be_led and verdict is not None and verdict.outcome is Outcome.CANCELLED
+        if not isinstance(state.phase, Recovering) and not is_unsure:
             self._decisions.forget_earlier(state, wall_ahead_s)
             self._candidacy.holds_record |= self._decisions.is_waiting
 
