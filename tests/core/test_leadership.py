@@ -6,20 +6,21 @@ import msgspec
 import pytest
 
 from tenax._core.authority import AuthorityTerms
-from tenax._core.coordinator import CancelRequested, CoordinatorMachine, Received, RunSettings
+from tenax._core.coordinator import CancelRequested, CoordinatorMachine, Opened, Received, RunSettings
 from tenax._core.etcd.errors import EtcdRejected
-from tenax._core.etcd.operations import Change, KeyValue, Put
+from tenax._core.etcd.operations import Change, KeyValue, Put, Range, RangeAnswer
 from tenax._core.events import JoinRefused
 from tenax._core.leadership import machine as outputs
 from tenax._core.leadership.calls import Request
-from tenax._core.leadership.keys import Keys, Leader, LeaderAddress
+from tenax._core.leadership.keys import Keys, Leader, LeaderAddress, Written
 from tenax._core.leadership.machine import SEED_BYTES, Leadership, Output
-from tenax._core.leadership.term import StopServing
+from tenax._core.leadership.term import Probe, StopServing
 from tenax._core.link import wire
 from tenax._core.link.client import Emit, LinkClient, LinkPhase, SendFrame
 from tenax._core.link.server import LinkServer
 from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._core.model import Outcome, Verdict
+from tenax._core.record import RecordedMember, RunRecord
 from tenax.testing.etcd_model import EtcdModel
 
 NOW = 100.0
@@ -32,9 +33,9 @@ VERDICT = Verdict(Outcome.SUCCEEDED, "all workers succeeded")
 class Follower:
     """A machine that follows the leader key, and the outputs of its last input."""
 
-    def __init__(self) -> None:
+    def __init__(self, etcd: EtcdModel | None = None) -> None:
         self.client = LinkClient(NodeInfo("one", "host-a", 1), "run", TERMS.lease, NOW, is_elected=True)
-        self.etcd = EtcdModel()
+        self.etcd = etcd or EtcdModel()
         self.machine = Leadership(self.client, "run", TERMS, NOW, lease_id=1)
         self.last: list[Output] = []
 
@@ -58,14 +59,16 @@ class Follower:
 class Elected(Follower):
     """A machine that was elected."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, etcd: EtcdModel | None = None, opened: Opened | None = None) -> None:
+        super().__init__(etcd)
         self.do(self.machine.followed(self.etcd.watch(Keys("run").leader, b"", lambda _: None), NOW))
         self.do(self.machine.tick(NOW))
         assert outputs.Listen() in self.last
         address = LeaderAddress("one", "host-a", "10.0.0.1", 4000)
         self.do(self.machine.listening(address, b"", bytes(range(SEED_BYTES)), NOW))
         coordinator = self.coordinator = CoordinatorMachine(RunSettings("run"))
+        if opened is not None:
+            coordinator.step(opened, NOW)
         server = LinkServer("run", TERMS.lease, b"", lambda: coordinator.state, NOW, counts=self.machine.counts)
         self.do(self.machine.served(server, lambda: coordinator.state, NOW))
 
@@ -103,6 +106,26 @@ def test_a_cancel_that_a_replaced_leader_could_not_store_is_sent_to_the_next_one
     assert StopServing() in elected.last
     elected.client.phase = LinkPhase.LINKED
     assert SendFrame(wire.Cancel("no longer needed")) in elected.client.announce([], NOW)
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_the_id_of_a_cancelled_run_stays_in_use_while_an_earlier_leader_may_be_alive(is_dead: bool) -> None:
+    """Members that have not reconnected may be at work with that one, for as long as the record exists."""
+    record = RunRecord(1, (RecordedMember("b", 0, "host-b"), RecordedMember("c", 1, "host-c")), world_size=2)
+    etcd = EtcdModel()
+    etcd.call(Put(Keys("run").record, msgspec.json.encode(Written(record, OTHER.address, run=1))), NOW)
+    elected = Elected(etcd, Opened(generation=1, record=record))
+    assert Probe(OTHER.address) in elected.last
+    elected.do(elected.machine.probed(NOW, is_dead=is_dead))
+    coordinator, machine = elected.coordinator, elected.machine
+    coordinator.step(Received("one", NodeJoined(elected.client.node)), NOW)
+    (send,) = coordinator.step(CancelRequested("no longer needed"), NOW).sends
+    elected.do(machine.stepped(coordinator.state, NOW, 0.0))
+    elected.do(machine.submit(send, coordinator.state, NOW, 0.0))
+    etcd.expire(NOW + 600.0)
+    answer = etcd.call(Range(Keys("run").record), NOW + 600.0)
+    assert isinstance(answer, RangeAnswer)
+    assert bool(answer.kvs) is not is_dead
 
 
 def was_linked() -> Follower:
