@@ -58,6 +58,7 @@ from tenax._core.agent_state import (
     is_started,
     messages_on_connecting,
     ready_message,
+    ready_messages,
     running_message,
     stopped_message,
     stopped_workers,
@@ -203,8 +204,7 @@ class AgentMachine(WorkersStop):
             is_uncharged=formed.is_uncharged,
             was_cut_off=formed.was_cut_off,
         )
-        self._send(stopped_message(state, now))
-        self._join()
+        self._report_stopped(now)
 
     def _start(self, assignment: Assignment, now: float) -> None:
         state = self.state
@@ -258,7 +258,9 @@ class AgentMachine(WorkersStop):
         state, verdict = self.state, decided.verdict
         if state.decided is not None:
             return  # a run ends once; a link that breaks after that changes nothing
-        state.decided, state.formed = decided, None
+        state.decided = decided
+        if state.formed is not None:
+            state.formed.has_ended = True
         why, grace_s = f"the run {verdict.outcome.text}: {verdict.why}", state.settings.grace_s
         if state.phase is Phase.RUNNING:
             self._stop(SIGTERM, why, grace_s, now)
@@ -536,8 +538,9 @@ class AgentMachine(WorkersStop):
             self._after_success()
         elif state.phase is Phase.JOINING and state.formed is not None:
             self._start_formed(state.formed, now)
-        elif state.phase is Phase.JOINING:
-            self._send(ready_message(state))  # with fewer workers than before
+        elif state.phase is Phase.JOINING:  # ready with fewer workers than before
+            for message in ready_messages(state, now):
+                self._send(message)
         else:
             self._continue_if_stopped(now)
 
@@ -565,7 +568,11 @@ class AgentMachine(WorkersStop):
         state.failures.sort(key=by_cause)
         if state.formed is not None:
             self._start_formed(state.formed, now)
-            return
+        else:
+            self._report_stopped(now)
+
+    def _report_stopped(self, now: float) -> None:
+        state = self.state
         self._send(stopped_message(state, now))
         if state.decided is not None:
             self._end_as_decided(state.decided)

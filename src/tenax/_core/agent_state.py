@@ -333,8 +333,13 @@ def messages_on_connecting(state: AgentState, node: messages.NodeInfo, now: floa
         sent += [messages.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.leave is not None:
             sent.append(messages.NodeDraining(state.generation, state.settings.grace_s, state.leave.reason()))
-    elif state.phase is Phase.JOINING and state.cleared:  # else it is sent when the node is clear
-        if state.failures or last.was_cut_off or last.held():
-            sent.append(stopped_message(state, now))
-        sent.append(ready_message(state))
+    elif state.phase is Phase.JOINING and state.cleared:  # else they are sent when the node is clear
+        sent += ready_messages(state, now)
     return sent
+
+
+def ready_messages(state: AgentState, now: float) -> list[messages.FromNode]:
+    """Return that this node is ready, after how the last generation ended on it: this coordinator may not know."""
+    last = state.last
+    has_ended_badly = bool(state.failures) or last.was_cut_off or bool(last.held())
+    return [*([stopped_message(state, now)] if has_ended_badly else []), ready_message(state)]

@@ -68,6 +68,7 @@ class Formation:
         self.succeeds_at = succeeds_at
         self.workers: list[Worker] = []
         self.starts: set[int] = set()  # global ranks
+        self.started_on: set[str] = set()  # nodes
         self.alive = 0
         self.failed: list[tuple[float, int]] = []  # by themselves: when, global rank
         first = next(iter(parts.values()))
@@ -257,7 +258,8 @@ class Checks:
             self._fail_unless_memory_lost("S5", f"{formation} counts {used} restarts after {known}")
         elif used == known and before is not None:
             is_same = before.parts.keys() == formation.parts.keys() and formation.number == before.number + 1
-            if before.failed and is_same and self._disturbed_at < before.formed_at:
+            was_whole = before.parts.keys() == before.started_on  # else a member was not sent its assignment
+            if before.failed and is_same and was_whole and self._disturbed_at < before.formed_at:
                 raise PropertyBroken("S5", f"{formation} is uncharged, but {before} failed by itself")
         elif used > known and before is not None:
             if used > known + 1:
@@ -327,6 +329,7 @@ class Checks:
         for formation in reversed(self.formations):
             if formation.number == assignment.generation:
                 if formation.parts.get(agent.info.node_id) == assignment:
+                    formation.started_on.add(agent.info.node_id)
                     return formation
                 break
         raise PropertyBroken(
