@@ -247,8 +247,13 @@ class CoordinatorMachine(Lifecycle):
         refusal = _SUPERSEDED_HERE if node.node_id in state.names.superseded else self._refusal(node)
         if refusal:
             self._send(events.JoinRefused(refusal), node.node_id)
-            if joined.is_running and node.node_id not in state.nodes:
-                self._await_refused(joined, now)
+            refused = state.nodes.get(node.node_id)
+            if refused is None:
+                if joined.is_running:
+                    self._await_refused(joined, now)
+            elif refused.is_superseded and joined.generation < refused.generation and not joined.is_running:
+                # It has not received its assignment, and will not. Its agent may stay, to host the coordinator.
+                self._on_gone(node.node_id, SUPERSEDED, now, is_loss=True)
             return
         self._supersede(node, now)
         if self._is_over():  # the run was waiting only for the node that this one replaces

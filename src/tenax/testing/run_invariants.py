@@ -390,8 +390,11 @@ class RunChecker:
         refused = {each for send in sends if isinstance(send.event, events.JoinRefused) for each in send.to}
         must_end = [self._supersede(each) for each in refused if each != node_id and each in self._here]
         if node_id in refused:
-            if joined.is_running and node_id not in self._here:
-                must_end.append(self._await_refused(joined, sends))
+            if node_id not in self._here:
+                if joined.is_running:
+                    must_end.append(self._await_refused(joined, sends))
+            elif node_id in self._superseded and joined.generation < self._known[node_id] and not joined.is_running:
+                must_end.append(self._go(node_id, is_loss=True))  # it has not received its assignment
             return any(must_end)
         self._here[node_id] = joined.node
         if joined.generation == self._latest and joined.store and self._store and joined.store != self._store:
