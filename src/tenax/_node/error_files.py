@@ -15,6 +15,7 @@ from tenax._io.interfaces import Watchable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from tenax._io.loop import Loop
 
@@ -28,18 +29,29 @@ class ErrorFiles(Watchable):
     def __init__(self, loop: Loop, post: Callable[[WorkerRaised], None]) -> None:
         self._loop = loop
         self._post = post
-        self._descriptor = -1
+        self._inotify = _inotify()
+        self._descriptor = self._inotify.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if self._inotify else -1
+        self._watches: list[int] = []  # one per folder
         self._generation = 0
         self._files: dict[int, str] = {}  # by local rank, without those that were reported
+        if self._descriptor >= 0:
+            loop.watch(self)
 
     def watch(self, generation: int, files: dict[int, str]) -> None:
         """Report each of these files that exists or is created."""
-        self.close()
+        self.end()
         self._generation, self._files = generation, files
-        self._descriptor = _open_inotify({os.path.dirname(path) for path in files.values()})
         if self._descriptor >= 0:
-            self._loop.watch(self)
+            folders = {os.fsencode(os.path.dirname(path)) for path in files.values()}
+            add = self._inotify.inotify_add_watch
+            self._watches = [add(self._descriptor, folder, _CREATED) for folder in folders]
         self._report()
+
+    def end(self) -> None:
+        """Report no more files of this generation. Closing the descriptor would take up to 20 ms, before a restart."""
+        self._files = {}
+        while self._watches:
+            self._inotify.inotify_rm_watch(self._descriptor, self._watches.pop())
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -60,15 +72,10 @@ class ErrorFiles(Watchable):
             self._post(WorkerRaised(self._generation, local_rank))
 
 
-def _open_inotify(folders: set[str]) -> int:
-    """Return a descriptor that becomes readable when a file appears in a folder, or -1."""
+def _inotify() -> Any:
+    """Return the C library, which has the functions of inotify; None if this system has not."""
     if sys.platform != "linux":
-        return -1
+        return None
     import ctypes
 
-    library = ctypes.CDLL(None)
-    descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    if descriptor >= 0:
-        for folder in folders:
-            library.inotify_add_watch(descriptor, os.fsencode(folder), _CREATED)
-    return descriptor
+    return ctypes.CDLL(None)

@@ -362,7 +362,7 @@ class Supervisor:
         match event:
             case events.NodeCleared(generation):
                 if self._error_files is not None:
-                    self._error_files.close()
+                    self._error_files.end()
                 # Post the final progress before the end of the generation.
                 if progress := self._logs.progress():
                     self._loop.post(events.ProgressSeen(generation, progress))
