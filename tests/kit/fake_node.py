@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tenax._core.model import AgentSettings
+from tenax._io.interfaces import create_machine
 
 
 def fake_node(settings: AgentSettings, **parts: Any) -> Any:
@@ -18,6 +19,7 @@ def fake_node(settings: AgentSettings, **parts: Any) -> Any:
         "release": lambda _: None,
         "print_line": lambda _: None,
         "record_run": lambda _: lambda *_: None,
+        "create": create_machine,
         "answer": lambda _, reply: reply(None, "this node accepts no requests"),
         "set_operator_api": lambda _: None,
     }

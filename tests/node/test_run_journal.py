@@ -23,8 +23,8 @@ from tenax._core.coordinator import (
 )
 from tenax._core.model import AgentSettings, Failure
 from tenax._core.policy import AnyDecision, Continue, GiveUp, History, Restart, RestartPolicy, Wait
-from tenax._node.journal import Footer, Journal, JournalUnreadable, read_journal
-from tenax._node.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
+from tenax._node.journal import Footer, Journal, JournalUnreadable, kind_of, read_journal
+from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
 from tenax._view.run_messages import RunMessages
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")
@@ -216,9 +216,9 @@ def test_it_is_distinguished_from_an_agents_journal(path: str, tmp_path: Path) -
     agents = Journal(other)
     agents.begin(AgentSettings("run", "trainer", 1, 0), "train.py", 1.0)
     agents.close(2.0)
-    assert is_run_journal(path)
-    assert not is_run_journal(other)
-    assert not is_run_journal(str(tmp_path / "missing"))
+    assert kind_of(path) == "run header"
+    assert kind_of(other) == "header"
+    assert kind_of(str(tmp_path / "missing")) == ""
     with pytest.raises(JournalUnreadable):
         read_run_journal(other)
     with pytest.raises(JournalUnreadable):

@@ -109,3 +109,9 @@ class Authority:
     def lapse(self) -> None:
         """Discard what is known of the members, because another generation was formed."""
         self._together_until = 0.0
+
+    def quiet_state(self) -> tuple[float, float, float]:
+        return self.proven_at, self._together_until, self._recorded_until
+
+    def set_quiet_state(self, proven_at: float, together_until: float, recorded_until: float) -> None:
+        self.proven_at, self._together_until, self._recorded_until = proven_at, together_until, recorded_until

@@ -38,6 +38,16 @@ class LeaseTerms(msgspec.Struct, frozen=True):
         return self.lease_s / 2
 
 
+class LeaseBeats(msgspec.Struct, frozen=True, array_like=True):
+    """What beats change of a lease."""
+
+    proven_at: float
+    answered_at: float
+    sent: dict[int, float]
+    number: int
+    last_sent_at: float
+
+
 class Lease:
     """The node's side. One instance per connection; the next one starts with this one's ``proven_at``."""
 
@@ -75,3 +85,10 @@ class Lease:
     def is_answered(self, now: float) -> bool:
         """Whether a beat was answered recently enough to accept a generation now."""
         return now < self.answered_at + self.terms.fence_s
+
+    def beats(self) -> LeaseBeats:
+        return LeaseBeats(self.proven_at, self.answered_at, dict(self._sent), self._number, self._last_sent_at)
+
+    def set_beats(self, beats: LeaseBeats) -> None:
+        self.proven_at, self.answered_at, self._sent = beats.proven_at, beats.answered_at, dict(beats.sent)
+        self._number, self._last_sent_at = beats.number, beats.last_sent_at

@@ -14,6 +14,7 @@ from collections import deque
 
 from tenax._core.coordinator import CoordinatorMachine, Received, Resumed, Tick
 from tenax._core.messages import NodeProgress
+from tenax._io.interfaces import create_machine
 from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
     from tenax._core.policy import RestartPolicy
-    from tenax._io.interfaces import Cancellable, EventLoop, RecordRun
+    from tenax._io.interfaces import Cancellable, CreateMachine, EventLoop, RecordRun
 
 
 _FREEZE_S = 2.5  # equals ``LeaseTerms.freeze_s`` of the default lease; for engines without a lease
@@ -45,9 +46,10 @@ class CoordinatorHost:
         deliver: Callable[[Send], None],
         record: RecordRun = lambda *_: None,
         freeze_s: float = _FREEZE_S,
+        create: CreateMachine = create_machine,
     ) -> None:
         self._freeze_s = freeze_s
-        self._machine = CoordinatorMachine(settings, policy)
+        self._machine = create(CoordinatorMachine, settings, policy)
         self._loop = loop
         self._deliver = deliver
         self._record = record

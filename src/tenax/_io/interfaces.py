@@ -16,6 +16,8 @@ from tenax._core.policy import RestartPolicy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import ParamSpec, TypeVar
+
     from tenax._core.commands import AnyCommand, ExamineFailure
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Step
     from tenax._core.events import AnyEvent, LastLinesRead, ScopeExpired
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from tenax._core.requests import AnyRequest, LogsRequest, OfNode
     from tenax._view.status import RunStatus
 
+    P = ParamSpec("P")
+    M = TypeVar("M")
     Emit = Callable[[AnyEvent], None]
     Reply = Callable[[Any, str], None]  # a value that can be encoded as JSON, or an error message
     RecordRun = Callable[[float, AnyCoordinatorEvent, Step, CoordinatorState], None]
@@ -195,6 +199,17 @@ class OperatorService(Protocol):
     def submit(self, request: AnyRequest, reply: Reply) -> None: ...
 
 
+class CreateMachine(Protocol):
+    """Creates a machine, and may record its calls."""
+
+    def __call__(self, make: Callable[P, M], /, *args: P.args, **kwargs: P.kwargs) -> M: ...
+
+
+def create_machine(make: Callable[P, M], /, *args: P.args, **kwargs: P.kwargs) -> M:
+    """Create a machine that is not recorded."""
+    return make(*args, **kwargs)
+
+
 class ControlledNode(Protocol):
     """A node as its engine sees it."""
 
@@ -220,6 +235,10 @@ class ControlledNode(Protocol):
 
     def record_run(self, settings: RunSettings) -> RecordRun:
         """Open the journal of a coordinator that starts in this process."""
+
+    @property
+    def create(self) -> CreateMachine:
+        """For the machines of links and leadership. Their calls are recorded in a journal, if there is one."""
 
     def answer(self, request: OfNode, reply: Reply) -> None:
         """Answer a request that the coordinator forwarded to this node."""

@@ -200,6 +200,16 @@ class _AnyHeader(msgspec.Struct):
 
     format: int
     tenax: str
+    line: str = ""
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of the journal's first line: "header", "run header", "link header"; else an empty string."""
+    try:
+        with open(path, "rb") as file:
+            return msgspec.json.decode(file.readline(MAX_TEXT), type=_AnyHeader).line
+    except (OSError, *DECODE_ERRORS):
+        return ""
 
 
 def _check_format(path: str, raw_lines: list[bytes]) -> None:

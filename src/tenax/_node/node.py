@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tenax._io.interfaces import Control, Launch, OperatorService, Reply
     from tenax._node.job import JobSpec
     from tenax._node.journal import Step
+    from tenax._node.link_journal import LinkJournal
     from tenax._node.observers import Observers
     from tenax._node.run_journal import RunJournal
     from tenax._node.sinks import Sinks
@@ -443,6 +444,13 @@ class Node(Surroundings):
 
         path = _unused_path(os.path.join(self.log_dir, NAME)) if self.log_dir else ""
         return RunJournal(path, self._warn)
+
+    def open_link_journal(self) -> LinkJournal | None:
+        if not self.log_dir:
+            return None
+        from tenax._node.link_journal import NAME, LinkJournal
+
+        return LinkJournal(_unused_path(os.path.join(self.log_dir, NAME)), self._loop, self._warn)
 
     def _open_journal(self) -> Journal:
         """Open the journal in the run's log directory, if the log specs have one.

@@ -66,15 +66,6 @@ class RunJournal(Journal):
             self.write(line)
 
 
-def is_run_journal(path: str) -> bool:
-    """Return whether this file is a coordinator's journal rather than an agent's."""
-    try:
-        with open(path, "rb") as file:
-            return b'"line":"run header"' in file.readline(4096)
-    except OSError:
-        return False
-
-
 def read_run_journal(path: str) -> tuple[RunHeader, list[RunStep], Footer | None]:
     """Read a coordinator's journal. Raises JournalUnreadable."""
     lines = read_lines(path, AnyRunLine, RunHeader)

@@ -18,7 +18,7 @@ from tenax._core.agent import SIGKILL, AgentMachine, Phase, messages_on_connecti
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
-from tenax._io.interfaces import Watchable
+from tenax._io.interfaces import Watchable, create_machine
 from tenax._node.journal import Step
 from tenax._node.messages import lines_for, live_line
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tenax._core.requests import AnyRequest, OfNode, StacksRequest
     from tenax._io.interfaces import (
         Control,
+        CreateMachine,
         Entrypoint,
         Launch,
         Logs,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tenax._node.control_socket import ControlSocket
     from tenax._node.error_files import ErrorFiles
     from tenax._node.journal import Journal
+    from tenax._node.link_journal import LinkJournal
     from tenax._node.run_journal import RunJournal
     from tenax._node.worker_channel import WorkerChannel
 
@@ -86,6 +88,10 @@ class Surroundings(ABC):
 
     def open_run_journal(self) -> RunJournal | None:
         """Open the journal of a coordinator in this process. None: no journal."""
+        return None
+
+    def open_link_journal(self) -> LinkJournal | None:
+        """Open the journal of the node's links. None: no journal."""
         return None
 
     def observe(self, step: Step, state: AgentState) -> None:  # noqa: B027
@@ -132,6 +138,7 @@ class Supervisor:
         self._logs = logs
         self._journal = journal
         self._run_journal: RunJournal | None = None
+        self._link_journal: LinkJournal | None = None
         self._scopes = scopes  # None: scopes are not watched
         self._error_files: ErrorFiles | None = None  # opened when workers are stopped
         self._verdict: Verdict | None = None
@@ -192,9 +199,9 @@ class Supervisor:
             if self._scopes is not None:
                 loop.unwatch(self._scopes)
                 self._scopes.close()
-            if self._run_journal is not None:
-                self._run_journal.close(loop.now())
-            self._journal.close(loop.now())
+            for journal in (self._run_journal, self._link_journal, self._journal):
+                if journal is not None:
+                    journal.close(loop.now())
         return self._verdict
 
     def _next_deadline(self) -> float | None:
@@ -239,6 +246,12 @@ class Supervisor:
             return lambda *_: None
         self._run_journal.begin_run(settings, self._loop.now())
         return self._run_journal.run_step
+
+    @property
+    def create(self) -> CreateMachine:
+        if self._link_journal is None:
+            self._link_journal = self._around.open_link_journal()
+        return create_machine if self._link_journal is None else self._link_journal.recorder.create
 
     def answer(self, request: OfNode, reply: Reply) -> None:
         from tenax._core.requests import ActivityRequest, LogsRequest

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from tenax._node.journal import Footer, Header, JournalUnreadable, Step, read_journal
-from tenax._node.run_journal import RunHeader, RunStep, is_run_journal, read_run_journal
+from tenax._node.journal import Footer, Header, JournalUnreadable, Step, kind_of, read_journal
+from tenax._node.run_journal import RunHeader, RunStep, read_run_journal
 from tenax._view.agent_history import history_of_node
 from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import NodePart, RunHistory, RunPart, histories_of
@@ -73,7 +73,7 @@ def read_histories(named: Sequence[str]) -> Found:
 def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: list[str]) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     try:
-        if is_run_journal(path):
+        if kind_of(path) == "run header":
             runs.append(history_of_run(*_read(path, read_run_journal, RunHeader, RunStep, troubles), folder))
         else:
             nodes.append(history_of_node(*_read(path, read_journal, Header, Step, troubles), folder))

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 
 from tenax._core.text import format_seconds, one_line
 from tenax._failures.exit_codes import FAILED, SUCCEEDED
-from tenax._node.journal import Footer, JournalUnreadable, read_journal
-from tenax._node.run_journal import is_run_journal, read_run_journal, replay_run
+from tenax._node.journal import Footer, JournalUnreadable, kind_of, read_journal
+from tenax._node.link_journal import read_link_journal
+from tenax._node.run_journal import read_run_journal, replay_run
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import UsageError
 from tenax.cli.job import paths_of
 from tenax.cli.run import print_page
+from tenax.testing.link_replay import replay_links
 from tenax.testing.replay import replay as replay_agent
 
 REPLAY_USAGE = """\
@@ -21,7 +23,8 @@ usage: tenax replay [RUN_ID | JOURNAL | FOLDER]
 
 Print the history of a run from its journal (journal.jsonl in its log folder), and check that every decision follows
 from the recorded events. Without an argument: of the only run on this host, or the last one. The node that served the
-coordinator has a second journal, coordinator.jsonl: why each generation began and ended, for all nodes.
+coordinator has a second journal, coordinator.jsonl: why each generation began and ended, for all nodes. With several
+nodes each has a journal of its links to the coordinator, and of its leadership with etcd: links.jsonl.
 
 Exit code 0: every decision follows from the events. 1: some do not; each is named. 2: not a journal.
 """
@@ -34,8 +37,9 @@ def replay(argv: Sequence[str]) -> int:
         raise UsageError(f"expected one journal, not {len(paths)}")
     path = paths_of(paths[0] if paths else "")[0]
     path = os.path.join(path, "journal.jsonl") if os.path.isdir(path) else path
+    replay_kind = {"run header": _replay_coordinator, "link header": _replay_links}.get(kind_of(path), _replay_agent)
     try:
-        return _replay_coordinator(path) if is_run_journal(path) else _replay_agent(path)
+        return replay_kind(path)
     except JournalUnreadable as error:
         raise UsageError(str(error)) from error
 
@@ -51,6 +55,13 @@ def _replay_coordinator(path: str) -> int:
         f"max restarts {settings.max_restarts}, tenax {header.tenax}"
     )
     return _print([title], story, footer, differences, len(steps))
+
+
+def _replay_links(path: str) -> int:
+    header, lines, footer = read_link_journal(path)
+    replayed = replay_links(header, lines)
+    title = f"links of the node on {header.host}, from {_started(header.wall_time)}, tenax {header.tenax}"
+    return _print([title], replayed.story, footer, replayed.differences, len(lines))
 
 
 def _replay_agent(path: str) -> int:

@@ -70,6 +70,9 @@ class Timers:
     def next_deadline(self) -> float | None:
         return min([timer.when for timer in self._timers if timer.call is not None], default=None)
 
+    def due(self, now: float) -> int:
+        return sum(timer.call is not None and timer.when <= now for timer in self._timers)
+
     def fire(self) -> None:
         """Make the calls that are due, in order."""
         due = sorted((timer for timer in self._timers if timer.when <= self._now), key=lambda timer: timer.when)
@@ -130,3 +133,21 @@ class Calls:
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:
             self._output(Cancel(number))
+
+    def quiet_state(self) -> tuple[float, int]:
+        return self.loop.now(), self._count
+
+    def set_quiet_state(self, now: float, count: int) -> None:
+        self.loop.set(now)
+        self._count = count
+
+    def replace(
+        self, call: Call | None, number: int, done: Callable[[Any], None], failed: Callable[[EtcdError], None]
+    ) -> Call | None:
+        """Wait for the call with that number instead (0: for none), as after calls that were not recorded."""
+        if call is not None:
+            self._pending.pop(call.number, None)
+        if not number:
+            return None
+        self._pending[number] = Call(self, number, done, failed)
+        return self._pending[number]

@@ -12,6 +12,8 @@ Invariants:
 
 from __future__ import annotations
 
+import msgspec
+
 from tenax._core.etcd.errors import EtcdUnavailable
 from tenax._core.etcd.operations import GrantLease, KeepAlive, LeaseAnswer, RevokeLease
 
@@ -26,6 +28,15 @@ _REVOKE_S = 1.0
 _MAX_PATIENCE_S = 10.0  # for long leases, too, so that trouble is reported soon
 _CHECK_AGAIN_S = 0.2
 _MAX_RETRY_S = 1.0  # after a failed call
+
+
+class KeepAlives(msgspec.Struct, frozen=True, array_like=True):
+    """What keep-alives change of a lease."""
+
+    proven_at: float
+    timer_at: float | None
+    call: int  # its number; 0: none is pending
+    is_doubted: bool
 
 
 class HeldLease:
@@ -129,6 +140,23 @@ class HeldLease:
 
     def _retry(self, call: Callable[[], None]) -> None:
         self._set_timer(self._client.loop.now() + min(self._every_s, _MAX_RETRY_S), call)
+
+    def quiet_state(self) -> KeepAlives:
+        """Return what keep-alives have changed, for a journal that does not record each of them."""
+        timer_at = self._timer.when if self._timer is not None else None
+        return KeepAlives(
+            self.proven_at, timer_at, self._call.number if self._call is not None else 0, self._is_doubted
+        )
+
+    def set_quiet_state(self, state: KeepAlives) -> None:
+        was = self.quiet_state()
+        self.proven_at, self._is_doubted = state.proven_at, state.is_doubted
+        if (was.timer_at, was.call) == (state.timer_at, state.call):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if state.timer_at is None else self._client.loop.at(state.timer_at, self._keep_alive)
+        self._call = self._client.replace(self._call, state.call, self._kept, self._not_kept)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

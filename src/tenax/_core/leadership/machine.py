@@ -28,7 +28,7 @@ from tenax._core.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Delete, KeyValue, Put, Range, Transaction
 from tenax._core.leadership.calls import Calls, Cancel, Request
 from tenax._core.leadership.candidacy import Candidacy, Elected
-from tenax._core.leadership.held_lease import HeldLease
+from tenax._core.leadership.held_lease import HeldLease, KeepAlives
 from tenax._core.leadership.keys import NODE_TTL_S, Keys, Leader, read_leader, read_verdict
 from tenax._core.leadership.term import Deliver, Probe, StepCoordinator, StopServing, Term
 from tenax._core.link import client as links
@@ -95,6 +95,14 @@ class Unregistered(msgspec.Struct, frozen=True):
     """This node has deleted its keys, or cannot."""
 
 
+class QuietLeadership(msgspec.Struct, frozen=True):
+    """What keep-alives of leases in etcd change, and what answers to beats are found to count."""
+
+    calls: tuple[float, int]
+    leases: list[KeepAlives]
+    authority: tuple[float, float, float] | None
+
+
 Output = (
     links.Output
     | Request
@@ -159,6 +167,7 @@ class Leadership:
         self._connected_to: Leader | None = None  # with the last attempt
         self._is_listening = False  # also while the shell opens the socket
         self._candidacy: Candidacy | None = None
+        self._last_candidacy: Candidacy | None = None  # also after the election, and after the term
         self._candidate: Leader | None = None
         self._port_taken_at: float | None = None  # when the fixed port was first found taken
         self._last_record: RunRecord | None = None  # that this node has written
@@ -209,6 +218,29 @@ class Leadership:
         outputs = self._outputs[:]
         self._outputs.clear()
         return outputs
+
+    def quiet_state(self) -> QuietLeadership:
+        """Return what keep-alives have changed, for a journal that does not record each of them."""
+        authority = self.leading.authority.quiet_state() if self.leading is not None else None
+        return QuietLeadership(
+            self._calls.quiet_state(), [lease.quiet_state() for lease in self._held_leases()], authority
+        )
+
+    def due(self, now: float) -> int:
+        """Return how many timers fire at that time."""
+        return self._calls.loop.due(now)
+
+    def set_quiet_state(self, state: QuietLeadership) -> None:
+        self._calls.set_quiet_state(*state.calls)
+        for lease, alive in zip(self._held_leases(), state.leases, strict=True):
+            lease.set_quiet_state(alive)
+        if self.leading is not None and state.authority is not None:
+            self.leading.authority.set_quiet_state(*state.authority)
+
+    def _held_leases(self) -> list[HeldLease]:
+        last = self._last_candidacy
+        leases = [self._node_lease] if self._node_lease is not None else []
+        return leases if last is None else [*leases, last.lease, last.record_lease]
 
     @property
     def _now(self) -> float:
@@ -503,7 +535,7 @@ class Leadership:
             return
         lease_id, record_lease_id = (int.from_bytes(part, "big") >> 1 or 1 for part in (seed[:8], seed[8:16]))
         self._candidate = candidate
-        self._candidacy = self.make_candidacy(
+        self._candidacy = self._last_candidacy = self.make_candidacy(
             self._calls,
             self._keys,
             candidate,

@@ -92,7 +92,7 @@ class Term:
         self._output = output
         self._links: LinkServer
         self._state: Callable[[], CoordinatorState]
-        self._authority = self.make_authority(terms, candidacy.lease.proven_at)
+        self.authority = self.make_authority(terms, candidacy.lease.proven_at)
         candidacy.lease.on_proven = self._prove
         candidacy.record_lease.on_proven = self._keep_record
         self._is_record_kept = candidacy.holds_record
@@ -125,12 +125,12 @@ class Term:
     # --- answers and decisions ----------------------------------------------------------------------------------------
 
     def _prove(self) -> None:
-        self._authority.prove(self._candidacy.lease.proven_at)
+        self.authority.prove(self._candidacy.lease.proven_at)
 
     def _keep_record(self) -> None:
         lease = self._candidacy.record_lease
         if self._is_record_kept:  # else it has the lease of an earlier leader
-            self._authority.keep_record(lease.proven_at + lease.ttl_s)
+            self.authority.keep_record(lease.proven_at + lease.ttl_s)
 
     def counts(self, now: float) -> bool:
         """Return whether an answer to a beat renews the node's lease."""
@@ -138,7 +138,7 @@ class Term:
         is_at_work = isinstance(self._state().phase, Running | Ending | Recovering) or (
             self.is_over and self._decisions.is_waiting
         )
-        return self._authority.counts(now, is_at_work, self._links.members_proven_at())
+        return self.authority.counts(now, is_at_work, self._links.members_proven_at())
 
     @property
     def is_over(self) -> bool:
@@ -161,7 +161,7 @@ class Term:
         self.last_record = record
         self._is_record_kept = True
         self._keep_record()
-        self._authority.lapse()
+        self.authority.lapse()
 
     @property
     def unstored_cancel(self) -> str:

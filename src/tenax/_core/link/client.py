@@ -25,7 +25,7 @@ import msgspec
 
 from tenax._core.coordinator import Opened
 from tenax._core.events import AnyEvent, Fenced, FromCoordinator, GenerationFormed, JoinRefused, RunEnded
-from tenax._core.lease import Lease, LeaseTerms
+from tenax._core.lease import Lease, LeaseBeats, LeaseTerms
 from tenax._core.link import wire
 from tenax._core.messages import FromNode, NodeInfo, NodeLeft, NodeReady
 from tenax._core.model import Assignment, Verdict
@@ -98,6 +98,16 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     restarts_used: int = 0
     store: str = ""
     verdict: Verdict | None = None  # the run is over
+
+
+class Beats(msgspec.Struct, frozen=True, array_like=True):
+    """What beats and their answers change."""
+
+    lease: LeaseBeats
+    last_answer: int
+    received_at: float
+    beat_at: float | None
+    guard_at: float | None
 
 
 class LinkClient:
@@ -198,7 +208,20 @@ class LinkClient:
             outputs += self._check_lease(now)
         return outputs
 
+    def quiet_state(self) -> Beats:
+        """Return what beats have changed, for a journal that does not record each of them."""
+        return Beats(self.lease.beats(), self._last_answer, self._received_at, self._beat_at, self._guard_at)
+
+    def set_quiet_state(self, beats: Beats) -> None:
+        self.lease.set_beats(beats.lease)
+        self._last_answer, self._received_at = beats.last_answer, beats.received_at
+        self._beat_at, self._guard_at = beats.beat_at, beats.guard_at
+
     # --- finding the coordinator --------------------------------------------------------------------------------------
+
+    def serves(self) -> None:
+        """This process serves the coordinator at an endpoint: nothing else can."""
+        self.is_sole_host = True
 
     def connecting(self, now: float) -> None:
         """An attempt to connect begins."""

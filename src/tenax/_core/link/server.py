@@ -90,6 +90,22 @@ class Peer:
             return message
         return msgspec.structs.replace(message, sent_at=clamped_time(max(message.sent_at, now + self.ahead_s)))
 
+    def quiet_state(self) -> PeerBeats:
+        times = (self.since, self.received_at, self.proven_at, self._compared_at)
+        return PeerBeats(times, dict(self._answers), self.ahead_s)
+
+    def set_quiet_state(self, beats: PeerBeats) -> None:
+        self.since, self.received_at, self.proven_at, self._compared_at = beats.times
+        self._answers, self.ahead_s = dict(beats.answers), beats.ahead_s
+
+
+class PeerBeats(msgspec.Struct, frozen=True, array_like=True):
+    """What beats change of a peer."""
+
+    times: tuple[float, float, float, float]
+    answers: dict[int, float]
+    ahead_s: float | None
+
 
 class SendFrame(msgspec.Struct, frozen=True):
     peers: tuple[Peer, ...]
@@ -340,6 +356,13 @@ class LinkServer:
         del self.peers[peer]
         self._admission.release(peer)
         return Close(peer, is_reset)
+
+    def quiet_state(self) -> tuple[float, dict[str, tuple[float, str]], dict[Peer, PeerBeats]]:
+        """Return what beats and ticks have changed, for a journal that does not record each of them."""
+        return self._tick_at, dict(self.absent), {peer: peer.quiet_state() for peer in self.peers if peer.is_trusted}
+
+    def set_quiet_state(self, tick_at: float, absent: dict[str, tuple[float, str]]) -> None:
+        self._tick_at, self.absent = tick_at, absent
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

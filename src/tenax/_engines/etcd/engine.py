@@ -164,7 +164,8 @@ class EtcdEngine(LinkedEngine):
     def _find_coordinator(self) -> None:
         self._print_notes()
         hint = "; give every node of the run the same secret (token_file)" if self._etcd.managed is not None else ""
-        self._leadership = Leadership(
+        self._leadership = self._node.create(
+            Leadership,
             self._machine,
             self._settings.run_id,
             self._etcd.authority,
@@ -458,6 +459,7 @@ class EtcdEngine(LinkedEngine):
             hold_back=hold_back,
             on_deposed=lambda frame: self._act(self._leadership.replaced(frame, self._loop.now())),
             accepts_operators=self._has_configured_secret,
+            create=self._node.create,
         )
         if listener.getsockname() not in [sock.getsockname() for sock in self._kept_listeners]:
             self._kept_listeners.append(listener.dup())

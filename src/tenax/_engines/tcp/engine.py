@@ -188,13 +188,14 @@ class TcpEngine(LinkedEngine):
             on_change=self._write_marker,
             on_tick=self._touch_marker,
             print_line=self._node.print_line,
+            create=self._node.create,
         )
         for index, listener in enumerate(listeners):  # keeps the port taken until everything started here has exited
             self._node.keep(f"endpoint {index}", listener.fileno())
         self._announce_serving(is_successor)
         server = self._server
         self._node.set_operator_api(lambda: server.operator_api)
-        self._machine.is_sole_host = True
+        self._machine.serves()
         self._server.open(self._machine.takeover(note, settings.terms.lease_s))
         return True
 

@@ -149,7 +149,8 @@ class LinkedEngine(ABC):
             max_nodes=settings.max_nodes,
             grace_s=agent.grace_s,
         )
-        self._machine = client.LinkClient(
+        self._machine = node.create(
+            client.LinkClient,
             self._info,
             settings.run_id,
             settings.terms,

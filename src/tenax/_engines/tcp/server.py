@@ -21,7 +21,7 @@ from tenax._core.link import wire
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.operator_api import OperatorApi
 from tenax._engines.tcp.link import Link
-from tenax._io.interfaces import Watchable
+from tenax._io.interfaces import Watchable, create_machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tenax._core.lease import LeaseTerms
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import OfNode
-    from tenax._io.interfaces import Cancellable, EventLoop, RecordRun, Reply
+    from tenax._io.interfaces import Cancellable, CreateMachine, EventLoop, RecordRun, Reply
 
     HoldBack = Callable[[Send, CoordinatorState], None]
 
@@ -86,6 +86,7 @@ class CoordinatorServer(Watchable):
         handshake_timeout_s: float = links.HANDSHAKE_TIMEOUT_S,
         accepts_operators: bool = True,
         print_line: Callable[[str], None] = lambda _: None,
+        create: CreateMachine = create_machine,
     ) -> None:
         """Create a server that is not open yet. Without a secret no operator is accepted.
 
@@ -95,6 +96,7 @@ class CoordinatorServer(Watchable):
         ``on_deposed``: called when a node reports that another node leads.
         ``on_change``: called before a new generation or the verdict is sent.
         ``print_line``: prints a line on this node's console.
+        ``create``: creates the machines, and may record their calls.
         """
         self._listeners = listeners
         self._loop = loop
@@ -109,7 +111,13 @@ class CoordinatorServer(Watchable):
         self._selector = selectors.DefaultSelector()
         self._connections: dict[links.Peer, _Connection] = {}
         self._coordinator = CoordinatorHost(
-            settings, policy, loop, self._send_or_hold_back, self._record_step, freeze_s=terms.freeze_s
+            settings,
+            policy,
+            loop,
+            self._send_or_hold_back,
+            self._record_step,
+            freeze_s=terms.freeze_s,
+            create=create,
         )
         self.operator_api = OperatorApi(self._coordinator, loop, self._forward)
         self._pending: dict[int, _PendingRequest] = {}  # by request number
@@ -118,7 +126,8 @@ class CoordinatorServer(Watchable):
         self._timer: Cancellable | None = None
         self._is_listening = False
         self._max_links = _max_links()
-        self.links = links.LinkServer(
+        self.links = create(
+            links.LinkServer,
             settings.run_id,
             terms,
             secret,

@@ -318,7 +318,7 @@ class AgentProcess(Process):
         if engine.waits_until_predecessor_cleared and host.clearing:
             return False
         note = host.note if host.note is None or engine.marker_remembers else Note()
-        self.client.is_sole_host = True
+        self.client.serves()
         opened = self.client.takeover(note, self.cluster.setup.terms.lease_s)
         self.server = host.server = Server(self, opened)
         self.server.open(opened)

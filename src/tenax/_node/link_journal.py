@@ -1,0 +1,62 @@
+"""The journal of a node's links: the calls of the machines of links and leadership, for a replay.
+
+Only nodes with a coordinator on the network have it. It has the format and limits of the other journals. Calls are
+written after a moment, so that a rendezvous does not wait for it; a killed agent loses the last ones.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from tenax import __version__
+from tenax._core.link.recording import Call, Quiet, Recorder
+from tenax._node.journal import FORMAT, Footer, Journal, read_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax._io.interfaces import EventLoop
+
+NAME = "links.jsonl"
+_WRITE_AFTER_S = 1.0
+
+
+class LinkHeader(msgspec.Struct, frozen=True, tag="link header", tag_field="line", omit_defaults=True):
+    """The first line."""
+
+    format: int
+    tenax: str
+    host: str
+    wall_time: float  # wall clock at `at`
+    at: float
+
+
+AnyLinkLine = LinkHeader | Call | Quiet | Footer
+
+
+class LinkJournal(Journal):
+    """Writes it. ``recorder`` creates the machines that are recorded."""
+
+    def __init__(self, path: str, loop: EventLoop, warn: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(path, warn=warn)
+        self._loop = loop
+        self.write(LinkHeader(FORMAT, __version__, os.uname().nodename, time.time(), loop.now()))
+        self.recorder = Recorder(self.write, loop.now, os.urandom(32), self._plan)
+
+    def _plan(self) -> None:
+        self._loop.at(self._loop.now() + _WRITE_AFTER_S, self.recorder.flush)
+
+    def close(self, now: float) -> None:
+        self.recorder.flush()
+        super().close(now)
+
+
+def read_link_journal(path: str) -> tuple[LinkHeader, list[Call | Quiet], Footer | None]:
+    """Read a journal of links. Raises JournalUnreadable."""
+    lines = read_lines(path, AnyLinkLine, LinkHeader)
+    footer = lines[-1] if isinstance(lines[-1], Footer) else None
+    return lines[0], [line for line in lines if isinstance(line, Call | Quiet)], footer
