@@ -468,7 +468,7 @@ class _Server:
 
     def _note_answer(self: Any, peer: Any, counts: bool, number: int) -> None:
         term = self.recorder.nodes[self._leader].leading
-        is_sure = term is not None and term._authority.is_sure(peer.received_at)
+        is_sure = term is not None and term.authority.is_sure(peer.received_at)
         self.recorder.note("answer", self._leader, peer.node_id, counts, is_sure, peer.hello.nonce, number)
 
     def deliver(self: Any, send: Any) -> Any:

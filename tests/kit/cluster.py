@@ -29,6 +29,8 @@ from kit.etcd import EtcdCluster
 from kit.jobs import TIMEOUT_S, Runner
 from tenax._core.link import wire
 from tenax._engines.secret import user_secret
+from tenax._node.link_journal import read_link_journal
+from tenax.testing.link_replay import replay_links
 
 _HERE = Path(__file__).parent
 # Fields of a report about the node that wrote it; and times, since clocks differ.
@@ -316,3 +318,10 @@ class Cluster:
             self.runner.leaves_within_s = 1.0
         self.runner.close()
         assert not left, f"the test left {left} running\n{self}"
+        self._check_link_journals()
+
+    def _check_link_journals(self) -> None:
+        """What the links of every agent decided follows from their journals."""
+        for path in self.runner.home.glob("tmp/tenax_*/*/links*.jsonl"):
+            header, lines, _ = read_link_journal(str(path))
+            assert replay_links(header, lines).differences == [], path

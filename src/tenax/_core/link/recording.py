@@ -108,12 +108,14 @@ class Plain:
             return {name: self.builtins(each, str(name)) for name, each in value.items()}
         if isinstance(value, list | tuple):
             return [self.builtins(each, key) for each in value]
-        if key == "proof":
+        if key == "proof" and isinstance(value, bytes):
             return ""
         if key in _CONFIDENTIAL_NAMES and isinstance(value, str | bytes):
             return self.conceal(b64encode(value) if isinstance(value, bytes) else value.encode()).decode()
         if isinstance(value, bytes):
             return b64encode(_CONFIDENTIAL.sub(self._conceal_field, value)).decode()
+        if isinstance(value, float) and value.is_integer():  # a setting of 30 is read back as 30.0
+            return int(value)
         return value
 
     def _conceal_field(self, match: re.Match[bytes]) -> bytes:
