@@ -23,7 +23,8 @@ from typing import Any
 import msgspec
 
 from tenax._core import commands, coordinator, events, messages, model, policy
-from tenax._node import journal, run_journal
+from tenax._core.link import recording
+from tenax._node import journal, link_journal, run_journal
 from tenax.cli.flags import FLAGS, GROUPS, Flag
 from tenax.cli.main import COMMANDS
 from tenax.cli.main import main as command_line
@@ -182,6 +183,10 @@ def words() -> str:
 def run_lines() -> str:
     """Of the coordinator's journal."""
     return _structs([run_journal.RunHeader, run_journal.RunStep, journal.Footer])
+
+
+def link_lines() -> str:
+    return _structs([link_journal.LinkHeader, recording.Call, recording.Quiet, journal.Footer])
 
 
 def run_facts() -> str:
@@ -426,6 +431,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "decisions": decisions,
     "values": values,
     "run_lines": run_lines,
+    "link_lines": link_lines,
     "run_facts": run_facts,
     "run_values": run_values,
 }
