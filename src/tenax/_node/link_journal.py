@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "links.jsonl"
 _WRITE_AFTER_S = 1.0
+_WRITE_AT_ONCE, _WRITE_NEXT_S = 50, 0.01  # a few ms of every 10, so that no event waits for long
 
 
 class LinkHeader(msgspec.Struct, frozen=True, tag="link header", tag_field="line", omit_defaults=True):
@@ -47,8 +48,9 @@ class LinkJournal(Journal):
         self.write(LinkHeader(FORMAT, __version__, os.uname().nodename, time.time(), loop.now()))
         self.recorder = Recorder(self.write, loop.now, os.urandom(32), self._plan)
 
-    def _plan(self) -> None:
-        self._loop.at(self._loop.now() + _WRITE_AFTER_S, self.recorder.flush)
+    def _plan(self, is_first: bool) -> None:
+        after_s = _WRITE_AFTER_S if is_first else _WRITE_NEXT_S
+        self._loop.at(self._loop.now() + after_s, lambda: self.recorder.flush(_WRITE_AT_ONCE))
 
     def close(self, now: float) -> None:
         self.recorder.flush()

@@ -25,6 +25,7 @@ from tenax._core.coordinator import CoordinatorState, Received
 from tenax._core.link import client, server, wire
 from tenax._core.messages import NodeProgress
 from tenax._core.policy import AnyDecision
+from tenax._core.text import storable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ MACHINES = {
     ),
     "CoordinatorMachine": ("coordinator", "step"),
 }
+_PUBLIC = ("tenax._core.events", "tenax._core.messages", "tenax._core.run_state")
+_OUTPUTS = (client.__name__, server.__name__, "tenax._core.leadership.term", "tenax._core.leadership.machine")
 _MAX_PENDING = 10_000  # calls and digests that are kept in memory
 _CONFIDENTIAL_NAMES = ("secret", "fit")
 _CONFIDENTIAL = re.compile(rb'"(secret|fit)":"([^"]*)"')  # the same in values of etcd, which are JSON
@@ -92,6 +95,19 @@ def digest_of(data: bytes) -> int:
     return zlib.crc32(data) << 32 | zlib.adler32(data)
 
 
+def _is_public(value: Any) -> bool:
+    """Return whether this is a message or an event, which has neither secrets nor bytes: the most frequent values."""
+    return type(value).__module__ in _PUBLIC or isinstance(value, wire.Message | wire.Event)
+
+
+def _is_encodable(plain: Any) -> bool:
+    try:
+        msgspec.json.encode(plain)
+    except UnicodeEncodeError:  # a worker's output may contain any bytes
+        return False
+    return True
+
+
 class Plain:
     """Writes values as plain ones that JSON can hold. Peers are numbered."""
 
@@ -116,12 +132,15 @@ class Plain:
             return b64encode(_CONFIDENTIAL.sub(self._conceal_field, value)).decode()
         if isinstance(value, float) and value.is_integer():  # a setting of 30 is read back as 30.0
             return int(value)
-        return value
+        return storable(value) if isinstance(value, str) else value
 
     def _conceal_field(self, match: re.Match[bytes]) -> bytes:
         return b'"%s":"%s"' % (match[1], self.conceal(match[2]))
 
     def struct(self, value: Any) -> Any:
+        if _is_public(value):
+            plain = msgspec.to_builtins(value)
+            return plain if _is_encodable(plain) else self.builtins(plain)
         return self.builtins(msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=self._number))
 
     def _number(self, value: Any) -> Any:
@@ -130,7 +149,17 @@ class Plain:
         raise NotImplementedError(f"no plain form of {type(value).__name__}")
 
     def digest(self, value: Any) -> int:
-        return digest_of(msgspec.json.encode(self.struct(value), order="sorted"))
+        """Return the digest of a value; that of an output and of a list is made of those of its parts."""
+        if isinstance(value, msgspec.Struct):
+            if type(value).__module__ in _OUTPUTS:
+                parts = [self.digest(getattr(value, name)) for name in value.__struct_fields__]
+                return digest_of(f"{type(value).__name__}{parts}".encode())
+            return digest_of(msgspec.json.encode(self.struct(value)))
+        if isinstance(value, list | tuple):
+            return digest_of(str([self.digest(each) for each in value]).encode())
+        if isinstance(value, server.Peer):
+            value = self.peers.get(value, 0)
+        return digest_of(msgspec.json.encode(self.builtins(value)))
 
     def outputs(self, outputs: Any) -> tuple[list[str], int]:
         """Return the types and the digest of what a call returned, without what concerns unknown peers."""
@@ -142,7 +171,7 @@ class Plain:
             outputs = getattr(outputs, "sends", [outputs])
         kept = [output for output in outputs if not self._is_of_unknown_peer(output)]
         names = [type(output).__name__ for output in kept]
-        return names, self.digest([names, kept]) if kept else 0
+        return names, self.digest(kept) if kept else 0
 
     def _is_of_unknown_peer(self, output: Any) -> bool:
         match output:
@@ -161,9 +190,9 @@ class Recorder(Plain):
         write: Callable[[Call | Quiet], None],
         now: Callable[[], float],
         key: bytes,
-        plan: Callable[[], None] = lambda: None,
+        plan: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """``key``: random. ``plan``: called when a call is pending, so that ``flush`` is called soon."""
+        """``key``: random. ``plan``: plans the next ``flush``; with True if it is the first after a pause."""
         super().__init__()
         self._write = write
         self._now = now
@@ -178,6 +207,7 @@ class Recorder(Plain):
         self._keep_alives: set[int] = set()  # numbers of their requests
         self._peer_count = 0
         self._returned: dict[int, None] = {}  # digests of values that a machine has returned
+        self._digests: dict[int, int] = {}  # of values in calls that are being written, by identity
         self._was_progress = False
         self._due = 0  # timers of the leadership before its last tick
 
@@ -301,18 +331,32 @@ class Recorder(Plain):
 
     # --- lines --------------------------------------------------------------------------------------------------------
 
+    def digest(self, value: Any) -> int:
+        if not isinstance(value, msgspec.Struct):
+            return super().digest(value)
+        found = self._digests.get(id(value))
+        if found is None:
+            found = super().digest(value)
+            self._digests[id(value)] = found
+        return found
+
     def _add(self, call: _Pending) -> None:
         self._pending.append(call)
         if len(self._pending) == 1:
-            self._plan()
+            self._plan(True)
         if len(self._pending) >= _MAX_PENDING:
-            self.flush()
+            self.flush(1)
 
-    def flush(self) -> None:
-        """Write the calls that are pending."""
-        pending, self._pending = self._pending, []
-        for each in pending:
+    def flush(self, limit: int = 0) -> None:
+        """Write the calls that are pending, at most ``limit``: the others later, so that nothing waits for long."""
+        pending = self._pending
+        written, self._pending = (pending[:limit], pending[limit:]) if limit else (pending, [])
+        for each in written:
             self._write(self._line(each) if isinstance(each, _Pending) else self._quiet_line(each))
+        self._digests.clear()
+        if self._pending:
+            self._plan(False)
+            return
         known = self._machines["server"].peers if "server" in self._machines else {}
         self.peers = {peer: number for peer, number in self.peers.items() if peer in known}
 
