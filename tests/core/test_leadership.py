@@ -14,11 +14,11 @@ from tenax._core.leadership import machine as outputs
 from tenax._core.leadership.calls import Request
 from tenax._core.leadership.keys import Keys, Leader, LeaderAddress, Written
 from tenax._core.leadership.machine import SEED_BYTES, Leadership, Output
-from tenax._core.leadership.term import Probe, StopServing
+from tenax._core.leadership.term import Deliver, Probe, StopServing
 from tenax._core.link import wire
 from tenax._core.link.client import Emit, LinkClient, LinkPhase, SendFrame
 from tenax._core.link.server import LinkServer
-from tenax._core.messages import NodeInfo, NodeJoined
+from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeStopped
 from tenax._core.model import Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 from tenax.testing.etcd_model import EtcdModel
@@ -126,6 +126,34 @@ def test_the_id_of_a_cancelled_run_stays_in_use_while_an_earlier_leader_may_be_a
     answer = etcd.call(Range(Keys("run").record), NOW + 600.0)
     assert isinstance(answer, RangeAnswer)
     assert bool(answer.kvs) is not is_dead
+
+
+def test_a_replaced_node_is_refused_although_it_has_stopped_before_the_decision_was_stored() -> None:
+    """It is still linked, and would wait for ever."""
+    b, c = (RecordedMember(name, rank, f"host-{name}") for rank, name in enumerate("bc"))
+    record = RunRecord(1, (b, c), world_size=2)
+    etcd = EtcdModel()
+    etcd.call(Put(Keys("run").record, msgspec.json.encode(Written(record, OTHER.address, run=1))), NOW)
+    elected = Elected(etcd, Opened(generation=1, record=record, return_s=9.0, recover_s=6.0))
+    coordinator, machine = elected.coordinator, elected.machine
+    unanswered: list[Output] = []
+
+    def receive(node_id: str, message: FromNode) -> None:
+        step = coordinator.step(Received(node_id, message), NOW)
+        unanswered.extend(machine.stepped(coordinator.state, NOW, 0.0))
+        for send in step.sends:
+            unanswered.extend(machine.submit(send, coordinator.state, NOW, 0.0))
+
+    for rank, name in enumerate("bc"):
+        node = NodeInfo(name, f"host-{name}", 1, name=name)
+        receive(name, NodeJoined(node, 1, is_running=True, group_rank=rank, group_world_size=2))
+    receive("d", NodeJoined(NodeInfo("d", "host-b", 1, name="b")))
+    receive("b", NodeStopped(1, NOW))
+    assert "b" not in coordinator.state.nodes
+    assert not any(isinstance(output, Deliver) for output in unanswered), "the end of the recovery is not stored yet"
+    elected.do(unanswered)
+    sent = [output.send for output in elected.last if isinstance(output, Deliver)]
+    assert [send.to for send in sent if isinstance(send.event, JoinRefused)] == [("b",)]
 
 
 def was_linked() -> Follower:

@@ -6,7 +6,7 @@ import pytest
 
 from tenax._core import messages
 from tenax._core.coordinator import CoordinatorState, NodeLost, Received, Resumed, RunSettings, Send
-from tenax._core.events import GenerationEnded
+from tenax._core.events import GenerationEnded, JoinRefused
 from tenax._core.lease import LeaseTerms
 from tenax._core.link import wire
 from tenax._core.link.server import Close, LinkServer, Output, Peer, Print, SendFrame, Step, Trust, Unlinked
@@ -166,6 +166,18 @@ def test_a_node_whose_link_was_reset_is_lost_when_its_lease_ends() -> None:
     assert links.machine.others("") == 1, "it may reconnect"
     assert not lost(links.run(5.0))
     assert lost(links.run(5.5)) == [NodeLost("a", "connection reset")]
+
+
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_a_refused_node_whose_link_was_reset_is_lost_at_once_if_it_had_joined(has_joined: bool) -> None:
+    """A refusal may have been held back for an earlier link. Then it is not known yet whether the node has workers."""
+    links = Links()
+    peer = links.connect()
+    links.prove(peer, "a")
+    if has_joined:
+        links.say(peer, messages.NodeJoined(messages.NodeInfo("a", "host-a")), 0.0)
+    links.machine.deliver(Send(("a",), JoinRefused("replaced")))
+    assert bool(lost(links.machine.closed(peer, "connection reset", was_finished=False))) is has_joined
 
 
 def test_a_node_that_reconnects_in_time_is_not_lost() -> None:

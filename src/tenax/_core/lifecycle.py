@@ -271,6 +271,8 @@ class Lifecycle:
             last.add_stopped(each, record.info.where)
         last.held.update(stopped.held)
         self._add_failures(record, stopped.failures, now - stopped.sent_at, now)
+        if isinstance(self.state.phase, Recovering):
+            self.state.phase.is_broken = True
         if record.is_superseded:
             self._on_gone(record.info.node_id, SUPERSEDED, now, is_loss=True)
 

@@ -9,7 +9,8 @@ the record. Invariants:
 - While etcd is down, decisions wait. The end of a generation is not a decision: it is sent at once.
 - A message waits for the node it was addressed to. A node that was lost and has joined again under the same id is a new
   node to the coordinator, and gets none of the old messages. A node whose link only broke gets its assignment once,
-  although the coordinator sends it again.
+  although the coordinator sends it again. A refused node gets its refusal even if the coordinator has dropped it since:
+  it may still be linked, and is sent nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 from tenax._core.coordinator import Send
 from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import GrantLease, Put, Transaction
-from tenax._core.events import GenerationFormed
+from tenax._core.events import GenerationFormed, JoinRefused
 from tenax._core.leadership.keys import VERDICT_TTL_S, LeaderAndRecord, Written
 from tenax._core.model import Outcome
 from tenax._core.record import mark_of, record_of
@@ -55,9 +56,13 @@ class _Held:
         self._recipients = {node_id: state.nodes.get(node_id) for node_id in send.to}
 
     def for_same_nodes(self) -> Send:
-        """Return the message without recipients that were lost since."""
-        nodes = self._state.nodes
-        to = tuple(node_id for node_id, node in self._recipients.items() if nodes.get(node_id) is node)
+        """Return the message without recipients that were lost since, unless it refuses them."""
+        nodes, is_refusal = self._state.nodes, isinstance(self.send.event, JoinRefused)
+        to = tuple(
+            node_id
+            for node_id, node in self._recipients.items()
+            if nodes.get(node_id) is node or (is_refusal and node_id not in nodes)
+        )
         return self.send if to == self.send.to else Send(to, self.send.event)
 
 

@@ -333,7 +333,8 @@ class LinkServer:
         is_end, known = isinstance(send.event, RunEnded), self._state().nodes
         peers = tuple(self.nodes[node_id] for node_id in send.to if node_id in self.nodes)
         for peer in peers:
-            peer.is_leaving |= is_end or peer.node_id not in known  # a refused node may have to stop its workers
+            # A refused node may have to stop its workers; it reports them when it joins.
+            peer.is_leaving |= is_end or (peer.has_joined and peer.node_id not in known)
         return [SendFrame(peers, wire.Event(send.event))] if peers else []
 
     def closed(self, peer: Peer, why: str, *, was_finished: bool) -> list[Output]:
