@@ -59,7 +59,7 @@ class ControlSocket(Watchable):
         self._listener: socket.socket | None = None
         self._loop: EventLoop
         self._clients: set[Link] = set()
-        self._followers: set[Link] = set()  # clients that follow logs; they disconnect by themselves
+        self.followers: set[Link] = set()  # clients that follow logs; they disconnect after the last line of the run
         self._pause: Cancellable | None = None  # while there is no descriptor for another client
         self._has_warned = False
         self.path = ""
@@ -77,11 +77,6 @@ class ControlSocket(Watchable):
             self._warn(f"could not open the control socket: {reason}; 'tenax status' will not find this run")
             return
         loop.watch(self)
-
-    @property
-    def has_followers(self) -> bool:
-        """Whether a connected client follows logs. It disconnects after the last line of the run."""
-        return bool(self._followers)
 
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
@@ -122,7 +117,7 @@ class ControlSocket(Watchable):
             if not isinstance(frame, wire.Ask):
                 raise wire.WireError("only requests are accepted here")
             if isinstance(frame.request, LogsRequest) and frame.request.wait_s > 0:
-                self._followers.add(link)
+                self.followers.add(link)
 
             def reply(value: object, error: str) -> None:
                 if link in self._clients:
@@ -133,7 +128,7 @@ class ControlSocket(Watchable):
         def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - the link's signature
             if link in self._clients:
                 self._clients.discard(link)
-                self._followers.discard(link)
+                self.followers.discard(link)
                 self._loop.unwatch(link)
 
         link = Link(sock, on_body, on_closed, is_server=True)
@@ -183,14 +178,10 @@ def _listen(path: str) -> socket.socket:
 
 
 def _is_alive(path: str) -> bool:
-    if not os.path.lexists(path):
-        return False
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         try:
             sock.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:  # its queue is full
-            return True
+        except OSError as error:  # any other: its queue is full
+            return not isinstance(error, ConnectionRefusedError | FileNotFoundError)
     return True

@@ -14,7 +14,7 @@ import os
 from typing import NamedTuple
 
 from tenax.elastic import _torch
-from tenax.elastic._marks import sizes
+from tenax.elastic._worker import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ def agree(generation: Generation, state: State, restore: Callable[[State], objec
             state._begin_replacement()
             if state._place is not None or is_torn:
                 if generation.rank == 0:
-                    from tenax.elastic._worker import warn
-
                     warn(f"all ranks restore the checkpoint: {plan.why_restore}")
                 state.step = _NOTHING  # so that a restore that finds no checkpoint does not keep what is not whole
             if restore is not None:
@@ -192,7 +190,7 @@ class _StoreGroup:
 
     def receive(self, rank: int) -> tuple[Any, list[Any]]:  # noqa: ARG002 - the keys name the receiver
         encoded = json.loads(self._receive(0, int(self._store.get(self._key(f"state/{self._rank}")))))
-        return encoded, [self._receive(1 + at, mark["details"][0]) for at, mark in enumerate(sizes(encoded))]
+        return encoded, [self._receive(1 + at, mark["details"][0]) for at, mark in enumerate(_torch.marks_of(encoded))]
 
     def _receive(self, at: int, size: int) -> bytes:
         received = []

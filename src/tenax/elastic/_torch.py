@@ -11,11 +11,9 @@ import json
 import os
 import sys
 
-from tenax.elastic._marks import sizes
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from tenax.elastic._state import State
@@ -28,9 +26,9 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
-def configure(environ: MutableMapping[str, str]) -> None:
+def configure() -> None:
     """NCCL's watchdog must not end a process that survives: it is aborted at the end of the generation."""
-    environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 
 
 def prepare_cuda() -> None:
@@ -114,6 +112,21 @@ def destroy_groups() -> None:
         sys.modules["torch.distributed"].destroy_process_group()
 
 
+def marks_of(encoded: Any) -> list[dict[str, Any]]:
+    """Return the marks of all buffers of an encoded state, in order."""
+    found: list[dict[str, Any]] = []
+    pending = [encoded]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, list):
+            pending += each
+        elif isinstance(each, dict) and "buffer" in each:
+            found.append(each)
+        elif isinstance(each, dict):
+            pending += each.values()
+    return sorted(found, key=lambda mark: int(mark["buffer"]))
+
+
 class TorchGroup:
     """The ranks of a generation, through torch's default process group."""
 
@@ -142,7 +155,7 @@ class TorchGroup:
         torch = self._torch
         length = int(self._receive(8, rank).view(torch.int64).item())
         encoded = json.loads(bytes(self._receive(length, rank).tolist()))
-        marks = sizes(encoded)
+        marks = marks_of(encoded)
         flat = [torch.empty(mark["details"][0], dtype=torch.uint8, device=self._device) for mark in marks]
         for pieces in _messages([len(each) for each in flat]):
             data = self._receive(sum(end - start for _, start, end in pieces), rank)
