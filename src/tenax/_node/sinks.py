@@ -151,38 +151,33 @@ class Views:
         self._sinks = sinks
         self._records_end = records_end
         wall_offset = time.time() - now
-        self._events: EventView | None = None
-        self._metrics: MetricView | None = None
+        self._views: list[tuple[EventView | MetricView, Callable[[Any], None]]] = []  # with where their results go
         if sinks.has_events:
             from tenax.events._view import EventView
 
-            self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
+            view = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
+            self._views.append((view, self._record))
         if sinks.has_metrics:
             from tenax.metrics._view import MetricView
 
-            self._metrics = MetricView(settings, wall_offset)
+            self._views.append((MetricView(settings, wall_offset), sinks.emit))
 
     def take(self, step: Step, state: AgentState) -> list[str]:
         """Process one step. Returns new errors of the handlers."""
-        if self._events is not None:
-            for event in self._events.take(step.at, step.event, step.commands, state):
-                if self._records_end or not _is_agent_end(event):
-                    self._sinks.record(event)
-        if self._metrics is not None:
-            for metric in self._metrics.take(step.at, step.event, step.commands, state):
-                self._sinks.emit(metric)
+        for view, put in self._views:
+            for each in view.take(step.at, step.event, step.commands, state):
+                put(each)
         return self._sinks.new_errors()
 
-
-def _is_agent_end(event: Event) -> bool:
-    return event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
+    def _record(self, event: Event) -> None:
+        is_end = event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
+        if self._records_end or not is_end:
+            self._sinks.record(event)
 
 
 def _queue(
     kind: str, handler: object, take: Callable[[Any], object], end: Callable[[], object] | None = None
 ) -> BackgroundQueue:
-    from tenax._io.background_queue import (
-        BackgroundQueue,  # imports threading, which a job without handlers does not need
-    )
+    from tenax._io.background_queue import BackgroundQueue  # imports threading: only for a job with handlers
 
     return BackgroundQueue(f"the {kind} handler {type(handler).__name__!r}", take, end)
