@@ -112,7 +112,6 @@ class _Stream(msgspec.Struct, frozen=True):
 class _Pending(msgspec.Struct, eq=False):
     """A request without an answer yet."""
 
-    is_follower: bool  # will send another request
     number: int = 0  # of the query to the log writer
 
 
@@ -161,7 +160,7 @@ class LogQueries:
         # A generation that is over writes no more lines: do not wait for any.
         can_wait = cursor is not None and self._latest <= generation and not self._is_ended
         wait_s = max(0.0, min(request.wait_s, _MAX_WAIT_S)) if can_wait else 0.0
-        pending = _Pending(request.wait_s > 0)
+        pending = _Pending()
         if wait_s > 0:
             while len(self._waiting) >= _MAX_WAITING:  # the oldest may belong to clients that disconnected
                 self._writer.answer_now(self._waiting.pop(0).number)
@@ -176,7 +175,7 @@ class LogQueries:
                 reply(None, found["error"])
                 return
             answer = self._to_answer(found, request, cursor, generation, streams)
-            if pending.is_follower and not answer.is_over:
+            if request.wait_s > 0 and not answer.is_over:  # it will send another request
                 now = time.monotonic()
                 recent = [each for each in self._answered if now - each[1] < _FOLLOW_UP_S]
                 self._answered = [*recent, (answer.cursor, now)]

@@ -28,7 +28,7 @@ from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_pla
 from tenax._node.journal import Journal
 from tenax._node.live_steps import LiveSteps, running_pids
 from tenax._node.signals import SignalSource, parse_signals
-from tenax._node.sinks import Views, open_sinks
+from tenax._node.sinks import open_sinks
 from tenax._node.supervisor import SURVIVOR_VARIABLE, Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 from tenax._node.workers import decide_placements, make_entrypoint
@@ -80,7 +80,6 @@ class Node(Surroundings):
 
     _loop: Loop  # these exist during the run
     _logs: WorkerLogs
-    _views: Views
     _steps: LiveSteps
 
     def __init__(
@@ -179,8 +178,7 @@ class Node(Surroundings):
             logs.open()
             loop.watch(signals)
             stack.callback(self._close_console, signals)  # with our signal handlers still installed
-            self._views = Views(
-                sinks,
+            sinks.follow(
                 self._settings,
                 entrypoint=self._entrypoint.name,
                 backend=self._backend,
@@ -217,7 +215,7 @@ class Node(Surroundings):
         self._loop.run_calls()  # print the last lines of console handlers
         for line in lost:
             self._warn(line)
-        signals.discard()
+        signals.take()
         self._logs.close(self._final_text, interrupt_descriptor=signals.fileno())
 
     def _close_opened(self) -> None:
@@ -230,7 +228,7 @@ class Node(Surroundings):
 
     def observe(self, step: Step, state: AgentState) -> None:
         self._last_step = step, state
-        for line in self._views.take(step, state):
+        for line in self._sinks.take(step, state):
             self._warn(line)
         if self._health is not None:
             self._health.observe(state)
@@ -351,7 +349,13 @@ class Node(Surroundings):
         for note in filter(None, (*self._placements.notes, self._cold_note)):
             self._print(note)
         if self._watchdog is not None:
-            self._open_scopes(self._watchdog.timer_file)
+            from tenax.timer._watchdog_pipe import WatchdogPipe
+
+            self.scopes = WatchdogPipe(self._job.nproc_per_node, self._watchdog.timer_file)
+            try:
+                self.scopes.make()
+            except ValueError as error:
+                raise RequestRefused(str(error)) from error
         elif note := watchdog_note(self._environ):
             self._warn(note)
         return Supervisor(
@@ -369,15 +373,6 @@ class Node(Surroundings):
             has_control_socket=True,
             has_survivors=True,
         )
-
-    def _open_scopes(self, timer_file: str) -> None:
-        from tenax.timer._watchdog_pipe import WatchdogPipe
-
-        self.scopes = WatchdogPipe(self._job.nproc_per_node, timer_file)
-        try:
-            self.scopes.make()
-        except ValueError as error:
-            raise RequestRefused(str(error)) from error
 
     def environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
         sockets, first = self._sockets, command.assignment.first_global_rank

@@ -127,6 +127,7 @@ class Supervisor:
         self._loop = loop
         self._control = control
         self._processes = processes
+        self.keep, self.release = processes.keep, processes.release
         self._lease_ends_at: float | None = None
         self._entrypoint = entrypoint
         self._logs = logs
@@ -217,12 +218,6 @@ class Supervisor:
     def hold(self, seconds: float) -> None:
         self._lease_ends_at = self._loop.now() + seconds if seconds else None
         self._processes.hold(seconds)
-
-    def keep(self, name: str, descriptor: int) -> None:
-        self._processes.keep(name, descriptor)
-
-    def release(self, name: str) -> None:
-        self._processes.release(name)
 
     def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output, colour=colour)
@@ -404,7 +399,11 @@ class Supervisor:
                 self._processes.signal(generation, number)
                 for each in self._channels.values():
                     each.stop()
-                self._watch_error_files(generation)
+                if self._error_files is None:
+                    from tenax._node.error_files import ErrorFiles
+
+                    self._error_files = ErrorFiles(self._loop, self._loop.post)
+                self._error_files.watch(generation, self._logs.error_files())
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
@@ -426,13 +425,6 @@ class Supervisor:
                 pass  # already sent or printed
             case _:
                 assert_never(command)
-
-    def _watch_error_files(self, generation: int) -> None:
-        from tenax._node.error_files import ErrorFiles
-
-        if self._error_files is None:
-            self._error_files = ErrorFiles(self._loop, self._loop.post)
-        self._error_files.watch(generation, self._logs.error_files())
 
     def _start_workers(self, command: commands.StartWorkers) -> None:
         generation, survivors = command.assignment.generation, command.survivors

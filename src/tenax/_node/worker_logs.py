@@ -86,7 +86,8 @@ class WorkerLogs:
         self._has_one_console = _is_same_file(_STDOUT, _STDERR)
         self._is_terminal = os.isatty(_STDOUT)
         self._now = now
-        self._writer = LogWriter()
+        self._writer = writer = LogWriter()
+        self.fileno, self.on_readable, self.on_writable = writer.fileno, writer.on_readable, writer.on_writable
         self.destination = LogsDest()  # of the latest generation
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
@@ -373,20 +374,9 @@ class WorkerLogs:
         if self._memory is not None:
             self._memory.close()
 
-    # --- watched by the loop ------------------------------------------------------------------------------------------
-
-    def fileno(self) -> int:
-        return self._writer.fileno()
-
     @property
     def wants_to_write(self) -> bool:
         return self._writer.wants_to_write
-
-    def on_readable(self) -> None:
-        self._writer.on_readable()
-
-    def on_writable(self) -> None:
-        self._writer.on_writable()
 
 
 def _keep_destination(before: LogsDest, destination: LogsDest, rank: int) -> None:

@@ -222,11 +222,6 @@ def described(tensor: Any, path: str) -> tuple[Any, str, int, str, list[int], st
     return tensor, "tensor", size, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type
 
 
-def on_device(tensor: Any, details: Sequence[Any]) -> Any:
-    """Return a received tensor on the kind of device that it was on."""
-    return tensor.to(details[3])
-
-
 def copied(part: Any, new: Any) -> bool:
     """Copy a received tensor or array into the one that the script already has. Return False if it has none."""
     if is_tensor(part) and is_tensor(new) and part.shape == new.shape:
@@ -245,14 +240,10 @@ def copied(part: Any, new: Any) -> bool:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def _modules(state: State) -> list[Any]:
-    torch = _torch()
-    return [part for _, part in state._parts() if torch is not None and isinstance(part, torch.nn.Module)]
-
-
 def begin_steps(state: State) -> None:
     """Drop the gradients of a step that was cut, and copy what a forward pass changes: the buffers of modules."""
-    modules = _modules(state)
+    torch = _torch()
+    modules = [part for _, part in state._parts() if torch is not None and isinstance(part, torch.nn.Module)]
     for module in modules:
         module.zero_grad()
     buffers = [buffer for module in modules for buffer in module.buffers()]
