@@ -202,9 +202,11 @@ class Worker:
         again_s = _AGAIN_S
         self._send_signal()
         _torch.abort_groups()  # once: it waits until they are aborted
+        peers = 0  # at first: few are blocked without a connection
         with self._changed:
             while self._ended and not self._is_finished:
-                end_connections(self._sockets, int(os.environ.get("MASTER_PORT", "0")))
+                end_connections(self._sockets, int(os.environ.get("MASTER_PORT", "0")), peers)
+                peers = int(os.environ.get("WORLD_SIZE", "0"))
                 if not self._changed.wait_for(lambda: not self._ended or self._is_finished, again_s):
                     self._send_signal()
                     again_s = min(2 * again_s, _MAX_AGAIN_S)
