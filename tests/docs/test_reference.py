@@ -13,8 +13,8 @@ import pytest
 from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import AgentSettings, Assignment
 from tenax._failures import exit_codes
-from tenax._node import notice_file
 from tenax._node.job import TORCHELASTIC_TIMER_FILE
+from tenax._node.node import NOTICE_VARIABLE
 from tenax._node.supervisor import SURVIVOR_VARIABLE
 from tenax._processes import stacks
 from tenax.cli.flags import FLAGS, Flag
@@ -75,7 +75,7 @@ def test_every_variable_of_a_worker_is_documented() -> None:
     added = worker_environment(settings, Assignment(generation=1), 0, {}, options)
     documented = {cell.strip("`") for cell in table_cells(page)} - {"variable"}
     # Set by the logs, the keeper and the node, not by the core.
-    of_the_node = {notice_file.VARIABLE, TORCHELASTIC_TIMER_FILE, stacks.MARK, sockets.VARIABLE, SURVIVOR_VARIABLE}
+    of_the_node = {NOTICE_VARIABLE, TORCHELASTIC_TIMER_FILE, stacks.MARK, sockets.VARIABLE, SURVIVOR_VARIABLE}
     assert documented == {*added, "TORCHELASTIC_ERROR_FILE", "TENAX_KEEPER", *of_the_node}
 
 

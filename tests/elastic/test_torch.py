@@ -46,6 +46,15 @@ def test_survivors_continue_at_the_same_step_with_the_same_result(device: str) -
     assert max(found["held_s"]) < 5
 
 
+def test_survivors_leave_while_gloo_waits_for_peers_that_are_gone() -> None:
+    """The peers have published their addresses, and never connect: there is no connection that could be ended."""
+    command = [sys.executable, str(Path(__file__).with_name("connecting_main.py"))]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout)
+    assert max(found["dead"] + found["stopped"]) < 5, found
+
+
 @pytest.mark.skipif(not has_gpu(), reason="needs a GPU")
 def test_a_group_of_nccl_is_aborted_and_made_again(tmp_path: Path) -> None:
     """With one rank: NCCL does not allow two on one GPU."""

@@ -12,7 +12,8 @@ import pytest
 
 from tenax import preemption
 from tenax._core.commands import ForwardNotice
-from tenax._node.notice_file import VARIABLE, NoticeFile
+from tenax._node.node import NOTICE_VARIABLE as VARIABLE
+from tenax._node.node import NoticeFile
 
 
 @pytest.fixture

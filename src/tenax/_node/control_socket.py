@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tenax._core.requests import AnyRequest
     from tenax._engines.tcp.link import Link
-    from tenax._io.interfaces import Cancellable, EventLoop, Reply
+    from tenax._io.interfaces import EventLoop, Reply
 
 _MAX_CLIENTS = 32
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -59,8 +59,8 @@ class ControlSocket(Watchable):
         self._listener: socket.socket | None = None
         self._loop: EventLoop
         self._clients: set[Link] = set()
-        self._followers: set[Link] = set()  # clients that follow logs; they disconnect by themselves
-        self._pause: Cancellable | None = None  # while there is no descriptor for another client
+        self.followers: set[Link] = set()  # clients that follow logs; they disconnect after the last line of the run
+        self._is_paused = False  # there is no descriptor for another client
         self._has_warned = False
         self.path = ""
 
@@ -78,15 +78,10 @@ class ControlSocket(Watchable):
             return
         loop.watch(self)
 
-    @property
-    def has_followers(self) -> bool:
-        """Whether a connected client follows logs. It disconnects after the last line of the run."""
-        return bool(self._followers)
-
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._listener.fileno() if self._listener is not None else -1
+        return self._listener.fileno() if self._listener is not None and not self._is_paused else -1
 
     def on_readable(self) -> None:
         assert self._listener is not None
@@ -94,8 +89,8 @@ class ControlSocket(Watchable):
             sock, _ = self._listener.accept()
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:  # the client stays in the queue: pause instead of spinning
-                self._loop.unwatch(self)
-                self._pause = self._loop.at(self._loop.now() + _ACCEPT_PAUSE_S, self._watch_again)
+                self._is_paused = True
+                self._loop.at(self._loop.now() + _ACCEPT_PAUSE_S, self._end_pause)
             return  # else the client has disconnected
         if len(self._clients) >= _MAX_CLIENTS:
             sock.close()
@@ -108,9 +103,8 @@ class ControlSocket(Watchable):
                 self._has_warned = True
                 self._warn(f"could not answer a request: {type(error).__name__}: {error}; the job is not affected")
 
-    def _watch_again(self) -> None:
-        self._pause = None
-        self._loop.watch(self)
+    def _end_pause(self) -> None:
+        self._is_paused = False
 
     def _accept(self, sock: socket.socket) -> None:
         from tenax._core.link import wire
@@ -122,7 +116,7 @@ class ControlSocket(Watchable):
             if not isinstance(frame, wire.Ask):
                 raise wire.WireError("only requests are accepted here")
             if isinstance(frame.request, LogsRequest) and frame.request.wait_s > 0:
-                self._followers.add(link)
+                self.followers.add(link)
 
             def reply(value: object, error: str) -> None:
                 if link in self._clients:
@@ -133,7 +127,7 @@ class ControlSocket(Watchable):
         def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - the link's signature
             if link in self._clients:
                 self._clients.discard(link)
-                self._followers.discard(link)
+                self.followers.discard(link)
                 self._loop.unwatch(link)
 
         link = Link(sock, on_body, on_closed, is_server=True)
@@ -143,10 +137,7 @@ class ControlSocket(Watchable):
     def close(self) -> None:
         if self._listener is None:
             return
-        if self._pause is not None:
-            self._pause.cancel()
-        else:
-            self._loop.unwatch(self)
+        self._loop.unwatch(self)
         self._listener.close()
         self._listener = None
         with suppress(OSError):
@@ -183,14 +174,10 @@ def _listen(path: str) -> socket.socket:
 
 
 def _is_alive(path: str) -> bool:
-    if not os.path.lexists(path):
-        return False
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         try:
             sock.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:  # its queue is full
-            return True
+        except OSError as error:  # any other: its queue is full
+            return not isinstance(error, ConnectionRefusedError | FileNotFoundError)
     return True

@@ -29,11 +29,15 @@ class ErrorFiles(Watchable):
     def __init__(self, loop: Loop, post: Callable[[WorkerRaised], None]) -> None:
         self._loop = loop
         self._post = post
-        self._inotify = _inotify()
-        self._descriptor = self._inotify.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if self._inotify else -1
+        self._descriptor = -1
         self._watches: list[int] = []  # one per folder
         self._generation = 0
         self._files: dict[int, str] = {}  # by local rank, without those that were reported
+        if sys.platform == "linux":
+            import ctypes
+
+            self._inotify: Any = ctypes.CDLL(None)  # the C library
+            self._descriptor = self._inotify.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._descriptor >= 0:
             loop.watch(self)
 
@@ -70,12 +74,3 @@ class ErrorFiles(Watchable):
         for local_rank in [rank for rank, path in self._files.items() if os.path.exists(path)]:
             del self._files[local_rank]
             self._post(WorkerRaised(self._generation, local_rank))
-
-
-def _inotify() -> Any:
-    """Return the C library, which has the functions of inotify; None if this system has not."""
-    if sys.platform != "linux":
-        return None
-    import ctypes
-
-    return ctypes.CDLL(None)

@@ -140,11 +140,9 @@ class LiveSteps:
         pid = self._pids.get(rank, 0)
         if not pid:
             return None
-        if self._cpu_s is None:
-            from tenax._observe.hangs.counters import cpu_seconds
+        from tenax._observe.hangs.counters import cpu_seconds
 
-            self._cpu_s = cpu_seconds
-        now, used_s = self._loop.now(), self._cpu_s(pid)
+        now, used_s = self._loop.now(), (self._cpu_s or cpu_seconds)(pid)
         if used_s is None:
             return None
         then, used_then_s = self._cpu.get(pid, (self._began_at, 0.0))

@@ -24,12 +24,11 @@ from tenax._view.log_lines import LeftOut, LogAnswer, LogLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from tenax._io.interfaces import Reply
-    from tenax._logs.specs import LogsDest
     from tenax._logs.writer import LogWriter
+    from tenax._node.worker_logs import LoggedGeneration
 
 STREAMS = {1: "stdout", 2: "stderr"}
 START = "start"
@@ -101,11 +100,7 @@ class _Stream(msgspec.Struct, frozen=True):
     number: int
     rank: int
     path: str
-    origin: int  # the generation in which the worker's process was started
-
-    @property
-    def key(self) -> str:
-        return f"{self.origin}.{self.local_rank}.{self.number}"
+    key: str
 
     def line(self, at: float, data: bytes) -> LogLine:
         return LogLine(at, self.rank, self.local_rank, STREAMS[self.number], self.generation, shown(data))
@@ -117,25 +112,15 @@ class _Stream(msgspec.Struct, frozen=True):
 class _Pending(msgspec.Struct, eq=False):
     """A request without an answer yet."""
 
-    is_follower: bool  # will send another request
     number: int = 0  # of the query to the log writer
 
 
 class LogQueries:
-    """``generations`` is the node's, and grows: number -> ranks by local rank, and the destination of the output.
+    """``generations`` is the node's, by number, and grows."""
 
-    ``origins``: by generation and local rank, the generation in which the process of a survivor was started.
-    """
-
-    def __init__(
-        self,
-        writer: LogWriter,
-        generations: dict[int, tuple[dict[int, int], LogsDest]],
-        origins: dict[tuple[int, int], int],
-    ) -> None:
+    def __init__(self, writer: LogWriter, generations: dict[int, LoggedGeneration]) -> None:
         self._writer = writer
         self._generations = generations
-        self._origins = origins
         self._waiting: list[_Pending] = []  # the oldest first
         self._answered: list[tuple[str, float]] = []  # followers without a new request: cursor, time of the answer
         self._is_ended = False
@@ -171,28 +156,34 @@ class LogQueries:
         if request.generation > 0:
             generation = request.generation
         streams = self._streams(request, cursor)
-        positions = [
-            (
-                each.key,
-                each.path,
-                each.generation,
-                -1 if cursor is None else cursor.position(each.local_rank, each.number),
-            )
-            for each in streams
-        ]
+        starts = [-1 if cursor is None else cursor.position(each.local_rank, each.number) for each in streams]
         # A generation that is over writes no more lines: do not wait for any.
         can_wait = cursor is not None and self._latest <= generation and not self._is_ended
         wait_s = max(0.0, min(request.wait_s, _MAX_WAIT_S)) if can_wait else 0.0
-        pending = _Pending(request.wait_s > 0)
+        pending = _Pending()
         if wait_s > 0:
             while len(self._waiting) >= _MAX_WAITING:  # the oldest may belong to clients that disconnected
                 self._writer.answer_now(self._waiting.pop(0).number)
             self._waiting.append(pending)
         if request.cursor:
             self._remove_answered(request.cursor)
+
+        def on_result(found: dict[str, Any]) -> None:
+            if pending in self._waiting:
+                self._waiting.remove(pending)
+            if "error" in found:
+                reply(None, found["error"])
+                return
+            answer = self._to_answer(found, request, cursor, generation, streams)
+            if request.wait_s > 0 and not answer.is_over:  # it will send another request
+                now = time.monotonic()
+                recent = [each for each in self._answered if now - each[1] < _FOLLOW_UP_S]
+                self._answered = [*recent, (answer.cursor, now)]
+            reply(answer, "")
+
         pending.number = self._writer.query(
-            positions,
-            self._on_result(request, cursor, generation, streams, pending, reply),
+            [(each.key, each.path, each.generation, start) for each, start in zip(streams, starts, strict=True)],
+            on_result,
             incarnation=0 if cursor is None else cursor.incarnation,
             wait_s=wait_s,
             until_over=request.generation > 0,
@@ -217,8 +208,8 @@ class LogQueries:
             if cursor.generation in self._generations or request.generation > 0:
                 return cursor
             # It had no workers on this node, or was dropped: continue with the next generation that had.
-            later = [number for number in self._generations if number > cursor.generation]
-            return Cursor(cursor.incarnation, min(later)) if later else cursor
+            following = self._next(cursor.generation)
+            return Cursor(cursor.incarnation, following) if following else cursor
         if request.generation > 0:
             return Cursor(0, request.generation)
         known = list(self._generations) or [0]
@@ -235,84 +226,74 @@ class LogQueries:
             generations = [request.generation or self._latest]
         return [
             _Stream(
-                generation, local_rank, number, rank, _path(files, local_rank), self._origin(generation, local_rank)
+                generation,
+                local_rank,
+                number,
+                rank,
+                path="" if files.get(local_rank) == os.devnull else files.get(local_rank, ""),
+                key=f"{logged.origins[local_rank]}.{local_rank}.{number}",
             )
             for generation in generations
-            if generation in self._generations
-            for local_rank, rank in self._generations[generation][0].items()
+            if (logged := self._generations.get(generation)) is not None
+            for local_rank, rank in logged.ranks.items()
             if request.local_rank in (-1, local_rank) and rank in ranks
             if request.generation > 0 or not self._continues(generation, local_rank)
-            for number, files in _files(self._generations[generation][1])
+            for number, files in ((1, logged.destination.stdouts), (2, logged.destination.stderrs))
             if request.stream in ("", STREAMS[number])
         ]
-
-    def _origin(self, generation: int, local_rank: int) -> int:
-        return self._origins.get((generation, local_rank), generation)
 
     @property
     def _latest(self) -> int:
         return next(reversed(self._generations), 0)
 
-    def _on_result(
+    def _to_answer(
         self,
+        found: dict[str, Any],
         request: LogsRequest,
         cursor: Cursor | None,
-        generation: int,  # where the answer ends
+        at: int,  # the generation where the answer ends
         streams: list[_Stream],
-        pending: _Pending,
-        reply: Reply,
-    ) -> Callable[[dict[str, Any]], None]:
-        def on_result(found: dict[str, Any]) -> None:
-            if pending in self._waiting:
-                self._waiting.remove(pending)
-            if "error" in found:
-                reply(None, found["error"])
-                return
-            at, is_more = generation, found["is_more"]
-            kept = self._continued(at, cursor)
-            positions = _positions(streams, found["positions"], at, kept)
-            # Streams that were still open when they were read may have received more since.
-            is_complete = not is_more and (found["is_over"] or not streams)
-            if request.generation > 0:
-                is_over = is_complete and (bool(streams) or self._latest > at)
-            else:
-                is_over = False  # another generation may follow
-                if self._latest > at:
-                    is_more = True
-                    if cursor is not None and is_complete:
-                        at, positions = self._next(at), _in_order(kept)
+    ) -> LogAnswer:
+        is_more, latest = found["is_more"], self._latest
+        kept = self._continued(at, cursor)
+        read = zip(streams, found["positions"], strict=True)
+        positions = kept | {_index(each.local_rank, each.number): end for each, end in read if each.generation == at}
+        # Streams that were still open when they were read may have received more since.
+        is_complete = not is_more and (found["is_over"] or not streams)
+        is_over = request.generation > 0 and is_complete and (bool(streams) or latest > at)
+        if request.generation <= 0 and latest > at:
+            is_more = True
+            if cursor is not None and is_complete:
+                at, positions = self._next(at), kept
+        in_order = tuple(positions.get(index, 0) for index in range(max(positions, default=-1) + 1))
+        return LogAnswer(
+            lines=tuple(streams[index].line(came_at, data) for index, came_at, data in found["lines"]),
+            cursor=Cursor(found["incarnation"], at, in_order).encode(),
+            generation=latest,
+            left_out=tuple(streams[index].left_out(count, why) for index, count, why in found["left_out"]),
+            is_more=is_more,
             # After the end of the run, do not wait for a process that still holds a stream open.
-            is_over = is_over or (self._is_ended and not is_more)
-            sent = Cursor(found["incarnation"], at, positions).encode()
-            if pending.is_follower and not is_over:
-                now = time.monotonic()
-                self._answered = [each for each in self._answered if now - each[1] < _FOLLOW_UP_S] + [(sent, now)]
-            answer = LogAnswer(
-                lines=tuple(streams[index].line(came_at, data) for index, came_at, data in found["lines"]),
-                cursor=sent,
-                generation=self._latest,
-                left_out=tuple(streams[index].left_out(count, why) for index, count, why in found["left_out"]),
-                is_more=is_more,
-                is_over=is_over,
-            )
-            reply(answer, "")
-
-        return on_result
+            is_over=is_over or (self._is_ended and not is_more),
+        )
 
     def _continued(self, generation: int, cursor: Cursor | None) -> dict[int, int]:
         """Return the positions of streams that are read in the next generation, by index: those of survivors."""
-        if cursor is None:
+        logged = self._generations.get(generation)
+        if cursor is None or logged is None:
             return {}
-        ranks = [rank for rank in self._generations.get(generation, ({},))[0] if self._continues(generation, rank)]
+        ranks = [rank for rank in logged.ranks if self._continues(generation, rank)]
         return {_index(rank, number): cursor.position(rank, number) for rank in ranks for number in STREAMS}
 
     def _continues(self, generation: int, local_rank: int) -> bool:
         """Return whether the process of this worker, and with it its streams, continue in the next generation."""
-        later = [number for number in self._generations if number > generation]
-        return bool(later) and self._origins.get((min(later), local_rank)) == self._origin(generation, local_rank)
+        now, following = (self._generations.get(number) for number in (generation, self._next(generation)))
+        return (
+            now is not None and following is not None and following.origins.get(local_rank) == now.origins[local_rank]
+        )
 
     def _next(self, generation: int) -> int:
-        return min(number for number in self._generations if number > generation)
+        """Return the next generation that had workers on this node; 0: none."""
+        return min((number for number in self._generations if number > generation), default=0)
 
 
 def shown(data: bytes) -> str:
@@ -320,28 +301,5 @@ def shown(data: bytes) -> str:
     return harmless(decoded(data).rstrip("\r").rpartition("\r")[2])
 
 
-def _positions(streams: list[_Stream], positions: list[int], generation: int, kept: dict[int, int]) -> tuple[int, ...]:
-    """Return the positions of the generation where the next answer starts, in the order of ``Cursor.positions``."""
-    found = {
-        _index(stream.local_rank, stream.number): position
-        for stream, position in zip(streams, positions, strict=True)
-        if stream.generation == generation
-    }
-    return _in_order(kept | found)
-
-
 def _index(local_rank: int, number: int) -> int:
     return 2 * local_rank + number - 1
-
-
-def _in_order(positions: dict[int, int]) -> tuple[int, ...]:
-    return tuple(positions.get(index, 0) for index in range(max(positions, default=-1) + 1))
-
-
-def _files(to: LogsDest) -> list[tuple[int, dict[int, str]]]:
-    return [(1, to.stdouts), (2, to.stderrs)]
-
-
-def _path(files: dict[int, str], local_rank: int) -> str:
-    path = files.get(local_rank, "")
-    return "" if path == os.devnull else path

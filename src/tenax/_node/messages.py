@@ -10,6 +10,7 @@ import msgspec
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, is_started, overrun
+from tenax._core.agent_state import global_rank
 from tenax._core.environment import max_restarts
 from tenax._core.model import Outcome, WorkerPhase, assert_never
 from tenax._core.text import format_seconds
@@ -144,9 +145,7 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
     match command:
         case commands.SendMessage(messages.NodeReady(generation)):
-            return [
-                Line("ready for a generation" if not generation else "ready for the next generation", important=False)
-            ]
+            return [Line(f"ready for {'the next' if generation else 'a'} generation", important=False)]
         case commands.SendMessage(messages.NodeSucceeded()) if (
             state.assignment is not None and state.phase is Phase.DONE
         ):
@@ -183,11 +182,9 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line(f"stopping {_rank(state, local_rank)}{reason} ({signal_name(number)})")]
         case commands.KillNode(_, why):
             return [Line(f"killing all remaining processes: {why}", colour="yellow")]
-        case commands.ClearNode(_, held) if held:
-            text = f"ending leftover processes of the workers; {_ranks(state, held)} stay held"
-            return [Line(text, important=False)]
-        case commands.ClearNode():
-            return [Line("ending leftover processes of the workers", important=False)]
+        case commands.ClearNode(_, held):
+            still = f"; {_ranks(state, held)} stay held" if held else ""
+            return [Line(f"ending leftover processes of the workers{still}", important=False)]
         case commands.Finish(verdict):
             important = verdict.outcome is Outcome.SUCCEEDED  # the report shows every other outcome
             line = Line(f"the run {verdict.outcome.text}: {verdict.why}", important, "green" if important else "")
@@ -251,11 +248,9 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
 def _ranks(state: AgentState, local_ranks: tuple[int, ...]) -> str:
     if len(local_ranks) == 1:
         return _rank(state, local_ranks[0])
-    first = state.assignment.first_global_rank if state.assignment is not None else 0
-    shown = ", ".join(str(first + rank) for rank in local_ranks[:8])
+    shown = ", ".join(str(global_rank(state, rank)) for rank in local_ranks[:8])
     return f"ranks {shown}{', ...' if len(local_ranks) > 8 else ''}"
 
 
 def _rank(state: AgentState, local_rank: int) -> str:
-    first = state.assignment.first_global_rank if state.assignment is not None else 0
-    return f"rank {first + local_rank}"
+    return f"rank {global_rank(state, local_rank)}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 
 import msgspec
 
@@ -26,10 +27,8 @@ from tenax._logs.specs import DefaultLogsSpecs
 from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
 from tenax._node.journal import Journal
 from tenax._node.live_steps import LiveSteps, running_pids
-from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
-from tenax._node.notice_file import NoticeFile
 from tenax._node.signals import SignalSource, parse_signals
-from tenax._node.sinks import Views, open_sinks
+from tenax._node.sinks import open_sinks
 from tenax._node.supervisor import SURVIVOR_VARIABLE, Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 from tenax._node.workers import decide_placements, make_entrypoint
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from tenax.timer._watchdog_pipe import WatchdogPipe
 
 JOURNAL_NAME = "journal.jsonl"
+NOTICE_VARIABLE = "TENAX_NOTICE_FILE"
 # Variables that are set when a worker starts, besides those of ``_core.environment``.
 _SET_AT_START = (
     "TORCHELASTIC_ERROR_FILE",
@@ -81,7 +81,6 @@ class Node(Surroundings):
 
     _loop: Loop  # these exist during the run
     _logs: WorkerLogs
-    _views: Views
     _steps: LiveSteps
 
     def __init__(
@@ -108,8 +107,14 @@ class Node(Surroundings):
         args = dict.fromkeys(range(job.nproc_per_node), job.args)
         self._entrypoint = make_entrypoint(job.entrypoint, args, job.start_method, job.entrypoint_name)
         self._placements = decide_placements(job.numa_options, job.nproc_per_node, environ)
+        job_restarts = job.allocation.restarts if job.allocation is not None else 0
+        self._options = WorkerEnvironment(job.virtual_local_rank, self._placements.omp_num_threads, job_restarts)
         self._watchdog = watchdog_plan(environ)
-        self._health = _health_check(health_check_server, environ)
+        self._health: HealthCheck | None = None
+        if health_check_server is not None or environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
+            from tenax._observe.health.check import health_check_of
+
+            self._health = health_check_of(health_check_server, environ)
         self._logs_specs = job.logs_specs or DefaultLogsSpecs()
         self._signals = parse_signals(job.signals_to_handle)
         self._notices = parse_signals(job.notice_signals)
@@ -174,8 +179,7 @@ class Node(Surroundings):
             logs.open()
             loop.watch(signals)
             stack.callback(self._close_console, signals)  # with our signal handlers still installed
-            self._views = Views(
-                sinks,
+            sinks.follow(
                 self._settings,
                 entrypoint=self._entrypoint.name,
                 backend=self._backend,
@@ -212,7 +216,7 @@ class Node(Surroundings):
         self._loop.run_calls()  # print the last lines of console handlers
         for line in lost:
             self._warn(line)
-        signals.discard()
+        signals.take()
         self._logs.close(self._final_text, interrupt_descriptor=signals.fileno())
 
     def _close_opened(self) -> None:
@@ -225,7 +229,7 @@ class Node(Surroundings):
 
     def observe(self, step: Step, state: AgentState) -> None:
         self._last_step = step, state
-        for line in self._views.take(step, state):
+        for line in self._sinks.take(step, state):
             self._warn(line)
         if self._health is not None:
             self._health.observe(state)
@@ -266,11 +270,11 @@ class Node(Surroundings):
         from tenax._core.agent_state import global_rank
         from tenax._processes.py_spy import read_in_background
 
-        state = self._last_step[1] if self._last_step is not None else None
-        pids = {} if state is None else {global_rank(state, rank): pid for rank, pid in running_pids(state).items()}
-        if state is not None and request.local_rank >= 0:
-            wanted = global_rank(state, request.local_rank)
-            pids = {rank: pid for rank, pid in pids.items() if rank == wanted}
+        pids: dict[int, int] = {}
+        if self._last_step is not None:
+            state, wanted = self._last_step[1], request.local_rank
+            running = running_pids(state).items()
+            pids = {global_rank(state, rank): pid for rank, pid in running if wanted in (-1, rank)}
         if not pids:
             reply(None, "this worker does not run now" if request.local_rank >= 0 else "no worker runs here now")
             return
@@ -343,12 +347,16 @@ class Node(Surroundings):
         self._print(f"run {self._settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
             self._print(f"note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}")
-        for note in self._placements.notes:
+        for note in filter(None, (*self._placements.notes, self._cold_note)):
             self._print(note)
-        if self._cold_note:
-            self._print(self._cold_note)
         if self._watchdog is not None:
-            self._open_scopes(self._watchdog.timer_file)
+            from tenax.timer._watchdog_pipe import WatchdogPipe
+
+            self.scopes = WatchdogPipe(self._job.nproc_per_node, self._watchdog.timer_file)
+            try:
+                self.scopes.make()
+            except ValueError as error:
+                raise RequestRefused(str(error)) from error
         elif note := watchdog_note(self._environ):
             self._warn(note)
         return Supervisor(
@@ -367,21 +375,11 @@ class Node(Surroundings):
             has_survivors=True,
         )
 
-    def _open_scopes(self, timer_file: str) -> None:
-        from tenax.timer._watchdog_pipe import WatchdogPipe
-
-        self.scopes = WatchdogPipe(self._job.nproc_per_node, timer_file)
-        try:
-            self.scopes.make()
-        except ValueError as error:
-            raise RequestRefused(str(error)) from error
-
     def environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
-        options, sockets = self._environment_options(), self._sockets
-        first = command.assignment.first_global_rank
+        sockets, first = self._sockets, command.assignment.first_global_rank
         return {
             rank: {
-                **worker_environment(self._settings, command.assignment, rank, self._environ, options),
+                **worker_environment(self._settings, command.assignment, rank, self._environ, self._options),
                 **self._notice.env(command.assignment.generation),
                 **({} if sockets is None else sockets.env(first + rank)),
                 **self._watchdog_env(),
@@ -389,17 +387,12 @@ class Node(Surroundings):
             for rank in range(self._job.nproc_per_node)
         }
 
-    def _environment_options(self) -> WorkerEnvironment:
-        allocation = self._job.allocation
-        job_restarts = allocation.restarts if allocation is not None else 0
-        return WorkerEnvironment(self._job.virtual_local_rank, self._placements.omp_num_threads, job_restarts)
-
     def _prepare_warm_pool(self) -> None:
         """Start the template before workers are needed, also on a spare node."""
         from tenax._processes.template import Template, template_of
 
         job = self._job
-        lasting, late = lasting_environment(self._settings, self._environ, self._environment_options())
+        lasting, late = lasting_environment(self._settings, self._environ, self._options)
         launches = [
             self._placements.bind(rank, self._entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
             for rank in range(job.nproc_per_node)
@@ -410,22 +403,15 @@ class Node(Surroundings):
         standbys = job.nproc_per_node if job.may_start_again else 0
         template = template_of(first, launches, job.warm_modules, [*late, *_SET_AT_START], standbys)
         if isinstance(template, Template):
-            setups = self._setups(launches) if job.standby_setup else []
+            setups = []  # with what each worker's environment has in every generation
+            for rank, launch in enumerate(launches) if job.standby_setup else ():
+                own = lasting_of_worker(self._settings, rank, self._environ, self._options)
+                setups.append(msgspec.structs.replace(launch, env={**launch.env, **own}))
             self._keeper.prepare(template, self._print, job.standby_setup, setups)
         elif template:
             self._cold_note = f"workers start cold: {template}"
         elif job.standby_setup:
             self._cold_note = "--standby-setup is not used: the script imports nothing that could be preloaded"
-
-    def _setups(self, launches: list[Launch]) -> list[Launch]:
-        """Return the launches with what each worker's environment has in every generation."""
-        options = self._environment_options()
-        return [
-            msgspec.structs.replace(
-                launch, env={**launch.env, **lasting_of_worker(self._settings, rank, self._environ, options)}
-            )
-            for rank, launch in enumerate(launches)
-        ]
 
     def _watchdog_env(self) -> dict[str, str]:
         if self.scopes is None and self._job.on_hang == "off":
@@ -476,12 +462,45 @@ class Node(Surroundings):
         return journal
 
 
-def _health_check(server: Any, environ: Mapping[str, str]) -> HealthCheck | None:
-    if server is None and not environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
-        return None
-    from tenax._observe.health.check import health_check_of
+class NoticeFile:
+    """Informs workers that a node of their generation will leave. Without a directory it does nothing.
 
-    return health_check_of(server, environ)
+    One file per generation, named by ``TENAX_NOTICE_FILE`` in every worker's environment. It is created with the first
+    notice and replaced atomically. ``tenax.preemption`` reads it, and so can any language. If it cannot be written, the
+    notice is lost and the run continues.
+    """
+
+    def __init__(self, directory: str = "") -> None:
+        self.directory = directory
+
+    def env(self, generation: int) -> dict[str, str]:
+        """Remove a stale file and return the variable for the workers of a new generation."""
+        if not self.directory:
+            return {}
+        path = self._path(generation)
+        with suppress(OSError):  # usually missing; an earlier run in the same folder may have left one
+            os.unlink(path)
+        return {NOTICE_VARIABLE: path}
+
+    def _path(self, generation: int) -> str:
+        return os.path.join(self.directory, f"notice-{generation}.json")
+
+    def write(self, notice: ForwardNotice) -> None:
+        if not self.directory:
+            return
+        from tenax._io.safe_open import replace_file
+
+        content = {
+            "version": 1,
+            "generation": notice.generation,
+            "host": notice.host or os.uname().nodename,
+            "is_this_host": not notice.host,
+            "why": notice.why,
+            # On this host's monotonic clock, which its workers share; null: unknown.
+            "leaves_at": None if notice.in_s is None else time.monotonic() + notice.in_s,
+        }
+        with suppress(OSError):  # disk full: the workers still get the stop signal itself
+            replace_file(self._path(notice.generation), msgspec.json.encode(content), 0o644)
 
 
 def _warn_on_stderr(line: str) -> None:

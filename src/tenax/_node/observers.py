@@ -46,24 +46,18 @@ class Observers:
         self._job = job
         self._control = control
         self._environ = environ
-        self._scopes = scopes
         self._loop = loop
-        self._logs = logs
         self._print = print_line
-        self._dashboard: Dashboard | None = None
-        self._trace: RunTrace | None = None
-        self._sampler = self._open_sampler()
-
-    def _open_sampler(self) -> Sampler | None:
-        if self._job.on_hang == "off":
-            return None
+        self._served: list[Dashboard | RunTrace] = []  # open while this process serves the coordinator
+        self._sampler: Sampler | None = None
+        if job.on_hang == "off":
+            return
         try:
             from tenax._observe.hangs.sampler import Sampler
 
-            return Sampler(self._job.settings, self._loop, self._logs, self._scopes)
+            self._sampler = Sampler(job.settings, loop, logs, scopes)
         except Exception as error:
-            self._print(f"could not start sampling workers for hangs: {type(error).__name__}: {error}")
-            return None
+            print_line(f"could not start sampling workers for hangs: {type(error).__name__}: {error}")
 
     def observe(self, step: Step, state: AgentState) -> None:
         """Process one step of the agent machine."""
@@ -95,46 +89,35 @@ class Observers:
         self._close_served()
         if make_operator_api is None:
             return
-        if self._job.dashboard:
-            self._open("--dashboard", self._job.dashboard, self._open_dashboard, make_operator_api)
-        if self._job.trace:
-            self._open("--trace", self._job.trace, self._open_trace, make_operator_api)
+        dashboard = "--dashboard", self._job.dashboard, self._open_dashboard
+        trace = "--trace", self._job.trace, self._open_trace
+        for flag, value, open_part in (dashboard, trace):
+            try:
+                if value:
+                    self._served.append(open_part(make_operator_api()))
+            except Exception as error:
+                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                failure = f"{flag} {value}: {reason or type(error).__name__}"
+                if not self._control.where:  # the only node
+                    raise RequestRefused(failure) from error
+                self._print(f"{failure}; the job continues without it")
 
-    def _open(
-        self,
-        flag: str,
-        value: str,
-        open_it: Callable[[Callable[[], OperatorService]], None],
-        make_operator_api: Callable[[], OperatorService],
-    ) -> None:
-        try:
-            open_it(make_operator_api)
-        except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            failure = f"{flag} {value}: {reason or type(error).__name__}"
-            if not self._control.where:  # the only node
-                raise RequestRefused(failure) from error
-            self._print(f"{failure}; the job continues without it")
-
-    def _open_dashboard(self, make_operator_api: Callable[[], OperatorService]) -> None:
+    def _open_dashboard(self, operator_api: OperatorService) -> Dashboard:
         from tenax._observe.dashboard.live import Dashboard
 
-        self._dashboard = Dashboard(
-            self._job.dashboard, make_operator_api(), self._loop, self._print, environ=self._environ
-        )
-        self._print(f"dashboard: {self._dashboard.link}")
+        dashboard = Dashboard(self._job.dashboard, operator_api, self._loop, self._print, environ=self._environ)
+        self._print(f"dashboard: {dashboard.link}")
+        return dashboard
 
-    def _open_trace(self, make_operator_api: Callable[[], OperatorService]) -> None:
+    def _open_trace(self, operator_api: OperatorService) -> RunTrace:
         from tenax._observe.tracing.run_trace import RunTrace
 
-        self._trace = RunTrace(self._job.trace, make_operator_api(), self._print, env=self._environ)
+        return RunTrace(self._job.trace, operator_api, self._print, env=self._environ)
 
     def _close_served(self) -> None:
-        parts, self._dashboard, self._trace = (self._dashboard, self._trace), None, None
-        for part in parts:
+        while self._served:
             try:
-                if part is not None:
-                    part.close()
+                self._served.pop(0).close()
             except Exception as error:
                 self._print(f"could not close the dashboard or the trace: {type(error).__name__}: {error}")
 

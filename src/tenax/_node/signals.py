@@ -89,7 +89,7 @@ class SignalSource(Watchable):
             after = signal.SIG_IGN if self._exits_afterwards else handler
             signal.signal(number, after if after is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
-        self.discard()
+        self.take()
         self._close()
 
     def _close(self) -> None:
@@ -97,25 +97,23 @@ class SignalSource(Watchable):
         os.close(self._writer)
         self._reader = self._writer = -1
 
-    def discard(self) -> None:
-        """Drop the signals received so far."""
-        if self._reader >= 0:
-            self._read()
-
-    def _read(self) -> bytes:
+    def take(self) -> bytes:
+        """Take the signals received so far, and forward the host program's own ones. Returns their numbers."""
+        if self._reader < 0:
+            return b""
         try:
             received = os.read(self._reader, 4096)
         except BlockingIOError:
             return b""
         if self._wakeup_before >= 0 and (others := bytes(number for number in received if number not in self._before)):
-            os.write(self._wakeup_before, others)  # forward the host program's own signals to its descriptor
+            os.write(self._wakeup_before, others)
         return received
 
     def fileno(self) -> int:
         return self._reader
 
     def on_readable(self) -> None:
-        for number in self._read():
+        for number in self.take():
             if number in self._notices and number in self._before:
                 self._post_notice(f"its agent received {signal.Signals(number).name}")
             elif number in self._before:

@@ -7,6 +7,7 @@ a run are used until its end.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -36,6 +37,7 @@ class Sinks:
     ) -> None:
         """``labels`` are added to every metric, for handlers with labels. Raises ValueError for an unknown name."""
         self._is_closed = False
+        self._views: list[tuple[EventView | MetricView, Callable[[Any], None]]] = []  # with where their results go
         self._own: list[Any] = []  # handlers created here from their names
         self.locations: list[str] = []  # where to find their output, for people
         self._events = self._open_events(event_log_handler)
@@ -125,18 +127,10 @@ class Sinks:
             self.locations.append(f"{kind}s: {where}")
         return _queue(kind, handler, take, getattr(handler, "close", None))
 
+    # --- steps of a node ----------------------------------------------------------------------------------------------
 
-def open_sinks(job: JobSpec) -> Sinks:
-    """Open the sinks of the job's metrics and events. Raises ValueError for an unknown handler."""
-    return Sinks(job.event_log_handler, job.metrics, {"run_id": job.run_id, "role": job.role})
-
-
-class Views:
-    """Turns the steps of one node's machine into events and metrics."""
-
-    def __init__(
+    def follow(
         self,
-        sinks: Sinks,
         settings: AgentSettings,
         *,
         entrypoint: str,
@@ -145,44 +139,41 @@ class Views:
         has_watchdog: bool,
         now: float,
     ) -> None:
-        """``records_end``: whether the end of the agent is recorded as an event."""
-        import os
+        """Turn the steps of one node's machine into events and metrics.
 
-        self._sinks = sinks
-        self._records_end = records_end
+        ``records_end``: whether the end of the agent is recorded as an event.
+        """
         wall_offset = time.time() - now
-        self._events: EventView | None = None
-        self._metrics: MetricView | None = None
-        if sinks.has_events:
+        if self.has_events:
             from tenax.events._view import EventView
 
-            self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
-        if sinks.has_metrics:
+            view = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
+            self._views.append((view, self.record if records_end else self._record_unless_end))
+        if self.has_metrics:
             from tenax.metrics._view import MetricView
 
-            self._metrics = MetricView(settings, wall_offset)
+            self._views.append((MetricView(settings, wall_offset), self.emit))
 
     def take(self, step: Step, state: AgentState) -> list[str]:
         """Process one step. Returns new errors of the handlers."""
-        if self._events is not None:
-            for event in self._events.take(step.at, step.event, step.commands, state):
-                if self._records_end or not _is_agent_end(event):
-                    self._sinks.record(event)
-        if self._metrics is not None:
-            for metric in self._metrics.take(step.at, step.event, step.commands, state):
-                self._sinks.emit(metric)
-        return self._sinks.new_errors()
+        for view, put in self._views:
+            for each in view.take(step.at, step.event, step.commands, state):
+                put(each)
+        return self.new_errors()
+
+    def _record_unless_end(self, event: Event) -> None:
+        if event.source.name != "AGENT" or event.metadata.get("state") not in ("SUCCEEDED", "FAILED"):
+            self.record(event)
 
 
-def _is_agent_end(event: Event) -> bool:
-    return event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
+def open_sinks(job: JobSpec) -> Sinks:
+    """Open the sinks of the job's metrics and events. Raises ValueError for an unknown handler."""
+    return Sinks(job.event_log_handler, job.metrics, {"run_id": job.run_id, "role": job.role})
 
 
 def _queue(
     kind: str, handler: object, take: Callable[[Any], object], end: Callable[[], object] | None = None
 ) -> BackgroundQueue:
-    from tenax._io.background_queue import (
-        BackgroundQueue,  # imports threading, which a job without handlers does not need
-    )
+    from tenax._io.background_queue import BackgroundQueue  # imports threading: only for a job with handlers
 
     return BackgroundQueue(f"the {kind} handler {type(handler).__name__!r}", take, end)

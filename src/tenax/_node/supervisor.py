@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tenax._core.coordinator import RunSettings
     from tenax._core.events import AnyEvent
     from tenax._core.messages import FromNode, NodeInfo
-    from tenax._core.model import AgentSettings, Evidence, Verdict
+    from tenax._core.model import AgentSettings, Verdict
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import AnyRequest, OfNode, StacksRequest
     from tenax._io.interfaces import (
@@ -133,6 +133,7 @@ class Supervisor:
         self._loop = loop
         self._control = control
         self._processes = processes
+        self.keep, self.release = processes.keep, processes.release
         self._lease_ends_at: float | None = None
         self._entrypoint = entrypoint
         self._logs = logs
@@ -151,12 +152,11 @@ class Supervisor:
         self._has_survivors = has_survivors and entrypoint.can_survive and has_descriptors
         self._channels: dict[int, WorkerSocket] = {}  # by local rank
         self._control_socket: ControlSocket | None = None
-        self._since = 0.0  # when it began, in seconds since the epoch
+        self._since = time.time()  # when it began
 
     def run(self) -> Verdict:
         """Run from the first join to the verdict, and close everything that was opened."""
         loop = self._loop
-        self._since = time.time()
         loop.watch(self._logs)
         loop.watch(self._processes)
         if self._scopes is not None:
@@ -195,7 +195,6 @@ class Supervisor:
                 self._write_note(self._control_socket.path if self._control_socket is not None else "", time.time())
             if self._control_socket is not None:
                 self._control_socket.close()
-                self._control_socket = None
             if self._scopes is not None:
                 loop.unwatch(self._scopes)
                 self._scopes.close()
@@ -205,11 +204,9 @@ class Supervisor:
         return self._verdict
 
     def _next_deadline(self) -> float | None:
-        deadline = self.machine.state.next_deadline()
-        if self._scopes is None:
-            return deadline
-        deadlines = [each for each in (deadline, self._scopes.next_deadline()) if each is not None]
-        return min(deadlines, default=None)
+        of_scopes = self._scopes.next_deadline() if self._scopes is not None else None
+        deadlines = (self.machine.state.next_deadline(), of_scopes)
+        return min((each for each in deadlines if each is not None), default=None)
 
     def _on_deadline(self) -> None:
         """Handle a passed deadline of the machine, or else of a scope."""
@@ -228,12 +225,6 @@ class Supervisor:
     def hold(self, seconds: float) -> None:
         self._lease_ends_at = self._loop.now() + seconds if seconds else None
         self._processes.hold(seconds)
-
-    def keep(self, name: str, descriptor: int) -> None:
-        self._processes.keep(name, descriptor)
-
-    def release(self, name: str) -> None:
-        self._processes.release(name)
 
     def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         self._logs.print_line(f"tenax: {harmless(text)}", after_output=after_output, colour=colour)
@@ -322,24 +313,14 @@ class Supervisor:
         through our control socket. Followers disconnect by themselves; bounded by time and by the next signal."""
         until = self._loop.now() + _FOLLOWERS_S
         if followed_for is not None and followed_for():
-            has_arrived = False
-
-            def on_arrival(value: object, error: str) -> None:  # noqa: ARG001 - only its arrival matters
-                nonlocal has_arrived
-                has_arrived = True
-
+            answers: list[object] = []
             if not self._stay(until, followed_for):
                 return
-            self._query_own_logs(on_arrival)
-            if not self._stay(until, lambda: 0.0 if has_arrived else _FOLLOWERS_S):
+            self._query_own_logs(lambda *answer: answers.append(answer))
+            if not self._stay(until, lambda: 0.0 if answers else _FOLLOWERS_S):
                 return
         if self._verdict is not None and self._verdict.goodput is not None:  # else the run continues without this node
-            self._stay(
-                until,
-                lambda: (
-                    _FOLLOWERS_S if self._control_socket is not None and self._control_socket.has_followers else 0.0
-                ),
-            )
+            self._stay(until, lambda: _FOLLOWERS_S if self._control_socket and self._control_socket.followers else 0.0)
 
     def _stay(self, until: float, needed_s: Callable[[], float]) -> bool:
         """Run the loop while ``needed_s`` returns more than 0. Returns False if a signal interrupted the wait."""
@@ -391,9 +372,7 @@ class Supervisor:
                 if channel is not None and channel.is_lost and not event.before_stop:
                     fault = fault or "its channel was closed before it could continue in this generation"
                 wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
-                event = events.WorkerExited(
-                    generation, local_rank, exit_code, fault, event.before_stop, wrote_error, event.ended_at
-                )
+                event = msgspec.structs.replace(event, fault=fault, wrote_error=wrote_error)
         self._loop.post(event)
 
     def _step(self, event: AnyEvent) -> None:
@@ -426,24 +405,27 @@ class Supervisor:
             case commands.StartWorkers():
                 self._start_workers(command)
             case commands.ExamineFailure(generation, local_rank):
-                self._logs.examine(command, self._examined(generation, local_rank))
+                post = self._loop.post
+                self._logs.examine(command, lambda found: post(events.FailureExamined(generation, local_rank, found)))
             case commands.SignalWorkers(generation, number):
                 self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
                 for each in self._channels.values():
                     each.stop()
-                self._watch_error_files(generation)
+                if self._error_files is None:
+                    from tenax._node.error_files import ErrorFiles
+
+                    self._error_files = ErrorFiles(self._loop, self._loop.post)
+                self._error_files.watch(generation, self._logs.error_files())
                 self._logs.read_last_lines(generation, self._loop.post)
             case commands.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
-            case commands.EndWorker(generation=generation, local_rank=local_rank, signal=number):
-                self._processes.end(generation, local_rank, number)
+            case commands.EndWorker() | commands.StopWorker():
+                self._processes.end(command.generation, command.local_rank, command.signal)
             case commands.HoldWorkers(generation, local_ranks, why):
                 for local_rank in local_ranks:
                     if (channel := self._channels.get(local_rank)) is not None:
                         channel.opened().end(generation, why)
-            case commands.StopWorker(generation=generation, local_rank=local_rank, signal=number):
-                self._processes.end(generation, local_rank, number)
             case commands.ClearNode(generation, held, number):
                 self._processes.clear(generation, held, number)
             case commands.KillNode(generation):
@@ -456,16 +438,6 @@ class Supervisor:
                 pass  # already sent or printed
             case _:
                 assert_never(command)
-
-    def _watch_error_files(self, generation: int) -> None:
-        from tenax._node.error_files import ErrorFiles
-
-        if self._error_files is None:
-            self._error_files = ErrorFiles(self._loop, self._loop.post)
-        self._error_files.watch(generation, self._logs.error_files())
-
-    def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
-        return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))
 
     def _start_workers(self, command: commands.StartWorkers) -> None:
         generation, survivors = command.assignment.generation, command.survivors

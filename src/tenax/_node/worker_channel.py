@@ -57,8 +57,7 @@ class WorkerChannel:
         self._socket = socket
         self._received = b""
         self._outgoing = b""
-        self._has_opted_in = False  # in any generation
-        self._opted_in: int = 0  # the last generation in which the worker opted in
+        self._opted_in: int = 0  # the last generation in which the worker opted in; 0: it never did
         self._ended: int = 0  # the generation whose end was sent and not acknowledged
         self._is_held = False
         self._is_stopping = False
@@ -144,7 +143,7 @@ class WorkerChannel:
         if isinstance(message, OptIn):
             if self._opted_in == generation:
                 return "it opted in twice"
-            self._has_opted_in, self._opted_in = True, generation
+            self._opted_in = generation
             self._socket.post(events.WorkerOptedIn(generation, rank, message.timeout_s))
         elif self._ended != generation:
             return "it acknowledged the end of a generation that has not ended"
@@ -158,5 +157,5 @@ class WorkerChannel:
     def _close(self, why: str) -> None:
         self._outgoing = b""
         self._socket.close()
-        if self._has_opted_in:
+        if self._opted_in:
             self._socket.post(events.WorkerOptedOut(self._socket.generation, self._socket.local_rank, why))

@@ -11,6 +11,8 @@ import os
 import sys
 import time
 
+import msgspec
+
 from tenax._core.model import Evidence
 from tenax._core.text import decoded, one_line, without_passwords
 from tenax._io.interfaces import Output
@@ -48,6 +50,14 @@ _MAX_READS = 8  # of a progress file: a read may overlap a write, but not eight 
 _LAST_LINES_S = 1.0  # for waiting log queries when the run ends
 
 
+class LoggedGeneration(msgspec.Struct, frozen=True):
+    """Where the output of one generation's workers is, by local rank."""
+
+    ranks: dict[int, int]  # the global ranks
+    destination: LogsDest
+    origins: dict[int, int]  # the generation in which the process was started: it names the streams of a survivor
+
+
 class WorkerLogs:
     """The output of all workers of a node, and the agent's own lines."""
 
@@ -76,18 +86,16 @@ class WorkerLogs:
         self._has_one_console = _is_same_file(_STDOUT, _STDERR)
         self._is_terminal = os.isatty(_STDOUT)
         self._now = now
-        self._writer = LogWriter()
+        self._writer = writer = LogWriter()
+        self.fileno, self.on_readable, self.on_writable = writer.fileno, writer.on_readable, writer.on_writable
         self.destination = LogsDest()  # of the latest generation
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
         self._is_open = False
         self._replaced: dict[int, ReplacedStream] = {}
         self._is_shared = False  # more than one worker writes to the console
-        # By generation, oldest first: global ranks by local rank, and the destination of the output.
-        self.generations: dict[int, tuple[dict[int, int], LogsDest]] = {}
-        # By local rank: the generation in which the process of this worker was started, which names its streams.
-        self._started_in: dict[int, int] = {}
-        self.origins: dict[tuple[int, int], int] = {}  # the same for survivors, by generation and local rank
+        self._generations: dict[int, LoggedGeneration] = {}  # oldest first
+        self._origins: dict[int, int] = {}  # of the latest generation
         self._queries: LogQueries | None = None  # created by the first query
 
     def open(self) -> None:
@@ -115,10 +123,12 @@ class WorkerLogs:
         self.destination = destination
         for rank in survivors:
             _keep_destination(before, destination, rank)
-            self.origins[generation, rank] = self._started_in[rank]
-        self._started_in.update(dict.fromkeys(envs.keys() - set(survivors), generation))
+        self._origins = {rank: self._origins[rank] if rank in survivors else generation for rank in envs}
         self._is_shared = sum(map(self._is_shown, envs)) > 1
-        self._remember(generation, envs)
+        ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
+        self._generations[generation] = LoggedGeneration(ranks, destination, self._origins)
+        if len(self._generations) > _MAX_GENERATIONS:
+            del self._generations[next(iter(self._generations))]
         if self._memory is None:
             from tenax._failures.out_of_memory import OutOfMemoryWatch
 
@@ -153,7 +163,7 @@ class WorkerLogs:
 
     def _key(self, rank: int, number: int) -> str:
         """Return the key of a stream of this worker."""
-        return f"{self._started_in.get(rank, 0)}.{rank}.{number}"
+        return f"{self._origins.get(rank, 0)}.{rank}.{number}"
 
     def _is_shown(self, rank: int) -> bool:
         """Whether a stream of this worker goes to the console."""
@@ -166,15 +176,6 @@ class WorkerLogs:
         to = self.destination
         goes_elsewhere = (to.stdouts, to.stderrs, to.tee_stdouts, to.tee_stderrs)
         return self._has_one_console and not any(each.get(rank) for each in goes_elsewhere)
-
-    def _remember(self, generation: int, envs: dict[int, dict[str, str]]) -> None:
-        ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
-        self.generations[generation] = (ranks, self.destination)
-        if len(self.generations) > _MAX_GENERATIONS:
-            oldest = next(iter(self.generations))
-            del self.generations[oldest]
-            for where in [where for where in self.origins if where[0] == oldest]:
-                del self.origins[where]
 
     def _choose_destination(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Create the log files' directories. If that fails, the run continues without log files."""
@@ -192,24 +193,21 @@ class WorkerLogs:
         )
         path = files.get(rank, "")
         is_teed = bool(teed.get(rank))
-        prefix = self._prefix(generation, rank, env) if is_teed else ""
+        # As in TorchElastic, teed lines go to an object that replaced ``sys.stdout``.
+        console = _REPLACED + number if is_teed and number in self._replaced else number
         key = self._key(rank, number)
         self._open_keys.append(key)
         return self._writer.open_stream(
             key,
             path=path if path != os.devnull else "",
             # Not redirected: console only. Redirected: file only. Teed: both.
-            console=self._console(number, is_teed=is_teed) if is_teed or not path else 0,
-            prefix=prefix,
+            console=console if is_teed or not path else 0,
+            prefix=self._prefix(generation, rank, env) if is_teed else "",
             filters=self._filters[number] if is_teed else [],
             filter_path=filtered if is_teed else "",
             whole_lines=is_teed or self._is_shared,
             as_terminal=self._is_terminal and not self._is_shared and self._is_one_stream(rank),
         )
-
-    def _console(self, number: int, *, is_teed: bool) -> int:
-        """Return the console number. As in TorchElastic, teed lines go to an object that replaced ``sys.stdout``."""
-        return _REPLACED + number if is_teed and number in self._replaced else number
 
     def _prefix(self, generation: int, rank: int, env: dict[str, str]) -> str:
         if self._prefixes is not None:
@@ -226,40 +224,28 @@ class WorkerLogs:
         return os.path.exists(self.destination.error_files.get(local_rank, ""))
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        """Read the progress files of workers that use ``tenax.progress``."""
-        written = self.destination.error_files.items()
-        files = {rank: os.path.join(os.path.dirname(path), "progress") for rank, path in written if path}
+        files = {rank: _progress_file(path) for rank, path in self.error_files().items()}
         found = (read_progress(path, rank) for rank, path in files.items() if os.path.exists(path))
         return tuple(each for each in found if each is not None)
 
     def output_times(self, done: Callable[[dict[int, float]], None]) -> None:
-        """Pass to ``done`` when each worker last wrote something, by local rank."""
         by_key = {key: int(key.split(".")[1]) for key in self._open_keys}
 
         def answer(times: dict[str, float]) -> None:
-            found: dict[int, float] = {}
             to_agent_clock = self._now() - time.time()
-            for key, at in times.items():
-                rank = by_key[key]
-                found[rank] = max(found.get(rank, at + to_agent_clock), at + to_agent_clock)
-            done(found)
+            in_order = sorted(times.items(), key=lambda each: each[1])  # the last of its streams counts
+            done({by_key[key]: at + to_agent_clock for key, at in in_order})
 
         self._writer.output_times(list(by_key), answer)
 
     def answer(self, request: LogsRequest, reply: Reply) -> None:
-        """Answer a log query, see ``log_queries``."""
         if self._queries is None:
             from tenax._node.log_queries import LogQueries
 
-            self._queries = LogQueries(self._writer, self.generations, self.origins)
+            self._queries = LogQueries(self._writer, self._generations)
         self._queries.answer(request, reply)
 
     def answer_final_requests(self) -> Callable[[], float] | None:
-        """Send the last lines to log followers, marked as the last. Does not wait.
-
-        Returns a function that returns for how many seconds a follower may still be connected; None: no log query was
-        made.
-        """
         queries = self._queries
         if queries is None or not self._is_open:
             return None
@@ -278,7 +264,8 @@ class WorkerLogs:
     def read_last_lines(self, generation: int, post: Callable[[LastLinesRead], None]) -> None:
         """Read the last lines of each worker: of stdout, or if that is empty, of stderr."""
         to = self.destination
-        ranks = list(self.generations.get(generation, ({}, to))[0])[:_MAX_LAST_LINES_READ]
+        logged = self._generations.get(generation)
+        ranks = list(logged.ranks)[:_MAX_LAST_LINES_READ] if logged is not None else []
         keys = {(rank, number): self._key(rank, number) for rank in ranks for number in (_STDOUT, _STDERR)}
 
         def done(tails: dict[str, bytes]) -> None:
@@ -340,9 +327,8 @@ class WorkerLogs:
         """Remove the files that workers opened for dumps of their stacks and never wrote."""
         from tenax._processes.stacks import stacks_file
 
-        files = self.destination.error_files.items()
-        for error_file in (path for rank, path in files if path and rank not in survivors):
-            path = stacks_file(error_file)
+        files = self.error_files().items()
+        for path in [stacks_file(error_file) for rank, error_file in files if rank not in survivors]:
             with contextlib.suppress(OSError):  # there is none, or the directory is gone
                 if not os.stat(path).st_size:
                     os.unlink(path)
@@ -351,17 +337,12 @@ class WorkerLogs:
 
     def print_line(self, text: str, *, after_output: bool = False, colour: str = "") -> None:
         """Print a line of the agent. With ``after_output``, all workers are gone and their output is written first."""
-        if after_output:
-            self._end_streams()
+        if after_output:  # even if another process holds one of the pipes open
+            self._writer.close_stream_duplicates(self._open_keys)
         if self._show_messages:
-            self._writer.print(self._coloured(one_line(without_passwords(text)), colour), after_output=after_output)
-
-    def _coloured(self, text: str, colour: str) -> str:
-        return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colour and self._has_colours else text
-
-    def _end_streams(self) -> None:
-        """Close the streams after the last worker, even if another process holds one of the pipes open."""
-        self._writer.close_stream_duplicates(self._open_keys)
+            text = one_line(without_passwords(text))
+            coloured = f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if colour and self._has_colours else text
+            self._writer.print(coloured, after_output=after_output)
 
     def live(self, text: str, since: float | None = None, until: float | None = None) -> None:
         if not self._live_line:
@@ -369,9 +350,8 @@ class WorkerLogs:
         if not text or not _is_in_foreground():
             self._writer.live("")
             return
-        error_file = min((path for path in self.destination.error_files.values() if path), default="")
-        is_running = since is not None and until is None and error_file
-        progress = os.path.join(os.path.dirname(error_file), "progress") if is_running else ""
+        error_file = min(self.error_files().values(), default="")
+        progress = _progress_file(error_file) if since is not None and until is None and error_file else ""
         self._writer.live(one_line(text), since, until, progress)
 
     def close(self, final_text: str = "", interrupt_descriptor: int = -1) -> None:
@@ -383,7 +363,7 @@ class WorkerLogs:
             return
         self._is_open = False
         self._remove_empty_stacks()
-        self._end_streams()
+        self._writer.close_stream_duplicates(self._open_keys)
         self._writer.drain_now(_DRAIN_S)
         if final_text:
             self._writer.print(final_text, after_output=True)
@@ -394,20 +374,9 @@ class WorkerLogs:
         if self._memory is not None:
             self._memory.close()
 
-    # --- watched by the loop ------------------------------------------------------------------------------------------
-
-    def fileno(self) -> int:
-        return self._writer.fileno()
-
     @property
     def wants_to_write(self) -> bool:
         return self._writer.wants_to_write
-
-    def on_readable(self) -> None:
-        self._writer.on_readable()
-
-    def on_writable(self) -> None:
-        self._writer.on_writable()
 
 
 def _keep_destination(before: LogsDest, destination: LogsDest, rank: int) -> None:
@@ -438,6 +407,10 @@ def _replaced(number: int) -> TextIO | None:
     except (AttributeError, OSError, ValueError):  # not a file, or the descriptor was closed
         pass
     return stream
+
+
+def _progress_file(error_file: str) -> str:
+    return os.path.join(os.path.dirname(error_file), "progress")
 
 
 def read_progress(path: str, local_rank: int) -> WorkerProgress | None:

@@ -14,7 +14,7 @@ import os
 from typing import NamedTuple
 
 from tenax.elastic import _torch
-from tenax.elastic._marks import sizes
+from tenax.elastic._worker import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ def agree(generation: Generation, state: State, restore: Callable[[State], objec
             state._begin_replacement()
             if state._place is not None or is_torn:
                 if generation.rank == 0:
-                    from tenax.elastic._worker import warn
-
                     warn(f"all ranks restore the checkpoint: {plan.why_restore}")
                 state.step = _NOTHING  # so that a restore that finds no checkpoint does not keep what is not whole
             if restore is not None:
@@ -99,13 +97,16 @@ def agree(generation: Generation, state: State, restore: Callable[[State], objec
             plan = decide(_rows(group, state, state.step >= 0, True))
             if plan.why_restore:
                 raise RuntimeError(f"the ranks could not agree on a state after restoring it: {plan.why_restore}")
-        _transfer(group, state, generation.rank, plan.transfers)
+        if group is not None:
+            _transfer(group, state, generation.rank, plan.transfers)
     state._end_agreement(place)
     _torch.begin_steps(state)
 
 
-def _rows(group: Group, state: State, is_whole: bool, is_in_place: bool) -> list[Row]:
+def _rows(group: Group | None, state: State, is_whole: bool, is_in_place: bool) -> list[Row]:
     mine = Row(state.step if is_whole else _NOTHING, state._is_sharded, is_in_place)
+    if group is None:
+        return [mine]
     rows = group.gather([int(each) for each in mine])
     return [Row(step, bool(is_sharded), bool(is_in_place)) for step, is_sharded, is_in_place in rows]
 
@@ -125,15 +126,15 @@ def _transfer(group: Group, state: State, rank: int, transfers: Sequence[tuple[i
 
 
 class _Groups:
-    """The group to use: torch's default process group if there is one, otherwise the workers' store."""
+    """The group to use: torch's default process group if there is one, otherwise the workers' store. None: alone."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._store: TCPStore | None = None
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> Group | None:
         if self._generation.world_size == 1:
-            return _Alone()
+            return None
         if _torch.has_group():
             return _torch.TorchGroup()
         from tenax.store import TCPStore
@@ -146,19 +147,6 @@ class _Groups:
     def __exit__(self, *_: object) -> None:
         if self._store is not None:
             self._store.close()
-
-
-class _Alone:
-    """The only rank: it sends nothing."""
-
-    def gather(self, row: Sequence[int]) -> list[list[int]]:
-        return [list(row)]
-
-    def send(self, *_: object) -> None:
-        raise AssertionError("there is no other rank")
-
-    def receive(self, *_: object) -> tuple[Any, list[Any]]:
-        raise AssertionError("there is no other rank")
 
 
 class _StoreGroup:
@@ -192,7 +180,7 @@ class _StoreGroup:
 
     def receive(self, rank: int) -> tuple[Any, list[Any]]:  # noqa: ARG002 - the keys name the receiver
         encoded = json.loads(self._receive(0, int(self._store.get(self._key(f"state/{self._rank}")))))
-        return encoded, [self._receive(1 + at, mark["details"][0]) for at, mark in enumerate(sizes(encoded))]
+        return encoded, [self._receive(1 + at, mark["details"][0]) for at, mark in enumerate(_torch.marks_of(encoded))]
 
     def _receive(self, at: int, size: int) -> bytes:
         received = []

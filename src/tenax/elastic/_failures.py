@@ -49,9 +49,6 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 
 def _classes() -> tuple[type[BaseException], ...]:
-    found: list[type[BaseException]] = [ConnectionError]
-    for module, name in (("torch.distributed", "DistError"), ("tenax.store._api", "StoreError")):
-        known = getattr(sys.modules.get(module), name, None)
-        if known is not None:
-            found.append(known)
-    return tuple(found)
+    named = (("torch.distributed", "DistError"), ("tenax.store._api", "StoreError"))
+    known = (getattr(sys.modules.get(module), name, None) for module, name in named)
+    return (ConnectionError, *(each for each in known if each is not None))

@@ -9,7 +9,7 @@ from tenax import progress
 from tenax.elastic import _agreement, _torch
 from tenax.elastic._channel import VARIABLE, Channel
 from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
-from tenax.elastic._worker import Worker, apply, warn
+from tenax.elastic._worker import Worker, warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,29 +116,23 @@ def generations(*, timeout_s: float = 5.0) -> Iterator[Generation]:
         if not generation._has_ended:
             break
         step = generation._states[-1].step if generation._states else -1
-        apply(worker.next_generation(step))
+        worker.next_generation(step)
     worker.finish()
 
 
 class _Critical:
-    """A section that is not interrupted, on this process's worker."""
+    """A section that is not interrupted, on this process's worker; without one, it does nothing."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker | None) -> None:
         self._worker = worker
 
     def __enter__(self) -> None:
-        self._worker.enter_critical()
+        if self._worker is not None:
+            self._worker.enter_critical()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._worker.leave_critical(is_torn=kind is not None)
-
-
-class _Nothing:
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        if self._worker is not None:
+            self._worker.leave_critical(is_torn=kind is not None)
 
 
 def critical() -> AbstractContextManager[None]:
@@ -147,7 +141,7 @@ def critical() -> AbstractContextManager[None]:
     The end of a generation is raised after it, not in it. In other threads it keeps the process in the generation until
     the section is left. An exception that leaves it makes the state unknown: another rank's is used.
     """
-    return _Nothing() if _worker is None else _Critical(_worker)
+    return _Critical(_worker)
 
 
 _worker: Worker | None = None
@@ -159,16 +153,11 @@ def _open(timeout_s: float) -> Worker | None:
     descriptor = os.environ.pop(VARIABLE, "")
     channel = Channel.inherited(int(descriptor)) if descriptor else None
     if channel is not None:
-        _worker = open_worker(channel, timeout_s)
+        _torch.configure()
+        _worker = Worker(channel, _number(), timeout_s)
     elif _worker is not None and not _worker.resume(timeout_s):
         _worker = None
     return _worker
-
-
-def open_worker(channel: Channel, timeout_s: float) -> Worker:
-    """Opt in."""
-    _torch.configure(os.environ)
-    return Worker(channel, _number(), timeout_s)
 
 
 def _number() -> int:

@@ -150,4 +150,4 @@ def _decode(value: Any, buffers: list[Any]) -> Any:
         numpy = import_module("numpy")  # the script's, of the rank that has sent an array
         _, kind, shape = value["details"]
         return numpy.frombuffer(bytes(buffer), kind).reshape(shape).copy()
-    return _torch.on_device(buffer, value["details"]) if value["kind"] == "tensor" else bytes(buffer)
+    return buffer.to(value["details"][3]) if value["kind"] == "tensor" else bytes(buffer)  # on a device of its kind

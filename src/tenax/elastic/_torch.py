@@ -11,11 +11,9 @@ import json
 import os
 import sys
 
-from tenax.elastic._marks import sizes
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableMapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from tenax.elastic._state import State
@@ -28,9 +26,9 @@ def _torch() -> Any:
     return sys.modules.get("torch")
 
 
-def configure(environ: MutableMapping[str, str]) -> None:
+def configure() -> None:
     """NCCL's watchdog must not end a process that survives: it is aborted at the end of the generation."""
-    environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
 
 
 def prepare_cuda() -> None:
@@ -114,6 +112,21 @@ def destroy_groups() -> None:
         sys.modules["torch.distributed"].destroy_process_group()
 
 
+def marks_of(encoded: Any) -> list[dict[str, Any]]:
+    """Return the marks of all buffers of an encoded state, in order."""
+    found: list[dict[str, Any]] = []
+    pending = [encoded]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, list):
+            pending += each
+        elif isinstance(each, dict) and "buffer" in each:
+            found.append(each)
+        elif isinstance(each, dict):
+            pending += each.values()
+    return sorted(found, key=lambda mark: int(mark["buffer"]))
+
+
 class TorchGroup:
     """The ranks of a generation, through torch's default process group."""
 
@@ -142,7 +155,7 @@ class TorchGroup:
         torch = self._torch
         length = int(self._receive(8, rank).view(torch.int64).item())
         encoded = json.loads(bytes(self._receive(length, rank).tolist()))
-        marks = sizes(encoded)
+        marks = marks_of(encoded)
         flat = [torch.empty(mark["details"][0], dtype=torch.uint8, device=self._device) for mark in marks]
         for pieces in _messages([len(each) for each in flat]):
             data = self._receive(sum(end - start for _, start, end in pieces), rank)
@@ -209,11 +222,6 @@ def described(tensor: Any, path: str) -> tuple[Any, str, int, str, list[int], st
     return tensor, "tensor", size, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type
 
 
-def on_device(tensor: Any, details: Sequence[Any]) -> Any:
-    """Return a received tensor on the kind of device that it was on."""
-    return tensor.to(details[3])
-
-
 def copied(part: Any, new: Any) -> bool:
     """Copy a received tensor or array into the one that the script already has. Return False if it has none."""
     if is_tensor(part) and is_tensor(new) and part.shape == new.shape:
@@ -232,14 +240,10 @@ def copied(part: Any, new: Any) -> bool:
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def _modules(state: State) -> list[Any]:
-    torch = _torch()
-    return [part for _, part in state._parts() if torch is not None and isinstance(part, torch.nn.Module)]
-
-
 def begin_steps(state: State) -> None:
     """Drop the gradients of a step that was cut, and copy what a forward pass changes: the buffers of modules."""
-    modules = _modules(state)
+    torch = _torch()
+    modules = [part for _, part in state._parts() if torch is not None and isinstance(part, torch.nn.Module)]
     for module in modules:
         module.zero_grad()
     buffers = [buffer for module in modules for buffer in module.buffers()]

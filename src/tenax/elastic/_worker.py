@@ -130,8 +130,8 @@ class Worker:
             self._changed.wait_for(lambda: self._ended or self._is_closed, timeout_s)
             return self._ended
 
-    def next_generation(self, step: int) -> dict[str, str]:
-        """Acknowledge the end of the generation, wait for the next one, and return its variables."""
+    def next_generation(self, step: int) -> None:
+        """Acknowledge the end of the generation, wait for the next one, and take over its variables."""
         with self._changed:
             self._changed.wait_for(lambda: not self._elsewhere)
             self._channel.send(type="held", generation=self.generation, step=step)
@@ -142,7 +142,9 @@ class Worker:
                 raise SystemExit(f"tenax: this worker takes part in no other generation (the last one ended: {ended})")
             (self.generation, env), self._begin = self._begin, None
             self._sockets = open_sockets()
-        return env
+        os.environ.update(env)
+        _torch.configure()
+        progress.begin_generation()
 
     def finish(self) -> None:
         """The loop is over. A worker that is busy with something else does not acknowledge an end."""
@@ -198,20 +200,20 @@ class Worker:
     def _interrupt(self) -> None:
         """Until the main thread has left the block, make it leave."""
         again_s = _AGAIN_S
-        groups = _torch.abort_groups  # once: it waits until they are aborted
-        while True:
-            if self._is_interruptible:
-                signal.pthread_kill(self._thread, _SIGNAL)
-            groups()
-            groups = _nothing
-            with self._changed:
-                if not self._ended or self._is_finished:
-                    return
-                end_connections(self._sockets, int(os.environ.get("MASTER_PORT", "0")))
-                self._changed.wait_for(lambda: not self._ended or self._is_finished, again_s)
-                if not self._ended or self._is_finished:
-                    return
-            again_s = min(2 * again_s, _MAX_AGAIN_S)
+        self._send_signal()
+        _torch.abort_groups()  # once: it waits until they are aborted
+        peers = 0  # at first: few are blocked without a connection
+        with self._changed:
+            while self._ended and not self._is_finished:
+                end_connections(self._sockets, int(os.environ.get("MASTER_PORT", "0")), peers)
+                peers = int(os.environ.get("WORLD_SIZE", "0"))
+                if not self._changed.wait_for(lambda: not self._ended or self._is_finished, again_s):
+                    self._send_signal()
+                    again_s = min(2 * again_s, _MAX_AGAIN_S)
+
+    def _send_signal(self) -> None:
+        if self._is_interruptible:
+            signal.pthread_kill(self._thread, _SIGNAL)
 
     # --- anywhere -----------------------------------------------------------------------------------------------------
 
@@ -234,17 +236,6 @@ class Worker:
         self._depth = self._elsewhere = 0
         self._changed = threading.Condition()
         self._is_closed = self._is_finished = True
-
-
-def _nothing() -> None:
-    """Stand in for what has been done."""
-
-
-def apply(env: dict[str, str]) -> None:
-    """Make the variables of the next generation those of this process."""
-    os.environ.update(env)
-    _torch.configure(os.environ)
-    progress.begin_generation()
 
 
 def warn(message: str) -> None:

@@ -16,7 +16,7 @@ from tenax._core.requests import LogsRequest
 from tenax._logs.query import MAX_BYTES
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest
 from tenax._node.log_queries import Cursor, InvalidRequest, LogQueries, RankSet
-from tenax._node.worker_logs import WorkerLogs
+from tenax._node.worker_logs import LoggedGeneration, WorkerLogs
 from tenax._view.log_lines import LogAnswer
 
 pytestmark = pytest.mark.process
@@ -233,9 +233,9 @@ class SlowLogWriter:
 @pytest.mark.parametrize("cursor", ["", "1:1:a"], ids=["the last lines", "what follows"])
 def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) -> None:
     """The streams were open when they were copied; before the answer came they got more lines, and ended."""
-    generations = {1: ({0: 0}, LogsDest())}
+    generations = {1: LoggedGeneration({0: 0}, LogsDest(), {0: 1})}
     log_writer = SlowLogWriter()
-    answers = LogQueries(cast("LogWriter", log_writer), generations, {})
+    answers = LogQueries(cast("LogWriter", log_writer), generations)
     received: list[LogAnswer] = []
 
     def request(cursor: str) -> None:
@@ -243,7 +243,7 @@ def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) ->
 
     found = {"lines": [], "positions": [20, 0], "left_out": [], "is_more": False, "is_over": False, "incarnation": 1}
     request(cursor)
-    generations[2] = ({0: 0}, LogsDest())
+    generations[2] = LoggedGeneration({0: 0}, LogsDest(), {0: 2})
     log_writer.asked[-1][1](found)
     assert (received[-1].cursor, received[-1].is_more) == ("1:1:14", True)
     request(received[-1].cursor)
@@ -256,10 +256,9 @@ def test_a_follower_leaves_a_generation_only_after_its_last_line(cursor: str) ->
 
 def test_a_follower_continues_with_a_survivor_where_it_was() -> None:
     """Local rank 0 keeps its process and its streams in generation 2, which does not wait for their end."""
-    generations = {1: ({0: 0, 1: 1}, LogsDest())}
-    origins: dict[tuple[int, int], int] = {}
+    generations = {1: LoggedGeneration({0: 0, 1: 1}, LogsDest(), {0: 1, 1: 1})}
     log_writer = SlowLogWriter()
-    answers = LogQueries(cast("LogWriter", log_writer), generations, origins)
+    answers = LogQueries(cast("LogWriter", log_writer), generations)
     received: list[LogAnswer] = []
 
     def request(cursor: str) -> list[tuple[object, ...]]:
@@ -268,8 +267,7 @@ def test_a_follower_continues_with_a_survivor_where_it_was() -> None:
 
     found = {"lines": [], "left_out": [], "is_more": False, "is_over": False, "incarnation": 1}
     request("1:1:")
-    generations[2] = ({0: 0, 1: 1}, LogsDest())
-    origins[2, 0] = 1
+    generations[2] = LoggedGeneration({0: 0, 1: 1}, LogsDest(), {0: 1, 1: 2})
     log_writer.asked[-1][1]({**found, "positions": [20, 0, 30, 0]})
     assert request(received[-1].cursor) == [("1.1.1", 30), ("1.1.2", 0)]
     log_writer.asked[-1][1]({**found, "positions": [40, 0], "is_over": True})

@@ -1,6 +1,6 @@
 """SelfReport: TorchElastic's events and metrics of an agent with hooks.
 
-For a ``Node`` they are derived from its steps (``tenax._node.sinks.Views``). An agent with hooks has no steps, so the
+For a ``Node`` they are derived from its steps (``tenax._node.sinks``). An agent with hooks has no steps, so the
 hooks record them. Nothing is built without a handler, and no handler can block or fail the agent: each runs behind a
 sink.
 """
