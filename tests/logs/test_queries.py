@@ -288,7 +288,7 @@ def test_a_query_waits_for_bytes_that_are_not_yet_in_the_file(tmp_path: Path) ->
 @pytest.mark.parametrize("needle", [b"", b"other"], ids=["all", "others"])
 def test_lines_that_arrive_during_the_search_are_in_the_answer(needle: bytes) -> None:
     """The timeout passes while the thread still searches earlier bytes: it searches once more."""
-    stream, woken = Stream("1.0.1", 0, None, None, b"", [], None, whole_lines=True), threading.Event()
+    stream, woken = Stream("1.0.1", 0), threading.Event()
     answers: list[dict[str, Any]] = []
     queries = LogQueries(lambda _: stream, lambda _, answer: answers.append(answer), woken.set, 1)
     queries.add(1, [("1.0.1", b"", 0, 0)], {"wait_s": 60.0, "needle": needle}, 1, now=10.0)

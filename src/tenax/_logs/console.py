@@ -81,9 +81,9 @@ class Console:
             self._open_source, self._open_at_start = source, at_returns and text.endswith(b"\r")
         self.device.put(shown, len(shown))
 
-    def write_line(self, text: bytes) -> None:
+    def write_line(self, text: str) -> None:
         """Queue whole lines of tenax itself."""
-        self.show(self, b"", text if text.endswith(b"\n") else text + b"\n")
+        self.show(self, b"", (text if text.endswith("\n") else text + "\n").encode("utf-8", "replace"))
 
     def set_live(self, text: str) -> None:
         """Set the live line; empty for none. Only a terminal has one."""

@@ -54,23 +54,13 @@ class Losses(msgspec.Struct, frozen=True):
         return not (self.console_bytes or self.file_bytes or self.own_lines or self.still_open or self.writer_restarts)
 
 
-class _Stream(msgspec.Struct, frozen=True):
-    read_end: int
-    message: tuple[Any, ...]
-
-
 class LogWriter(HelperHandle):
     """One log writer process, restarted when it dies."""
 
-    def __init__(
-        self,
-        *,
-        stuck_after_s: float = 1.0,
-        queue_bytes: int = 8 << 20,
-    ) -> None:
+    def __init__(self, *, stuck_after_s: float = 1.0, queue_bytes: int = 8 << 20) -> None:
         self._settings = ("settings", stuck_after_s, queue_bytes)
         self.pid = 0
-        self._streams: dict[Any, _Stream] = {}
+        self._streams: dict[Any, tuple[int, tuple[Any, ...]]] = {}  # read end, and the message that opens it
         self._consoles: dict[int, int] = {}  # of ``open_console``: number -> descriptor
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
@@ -125,20 +115,13 @@ class LogWriter(HelperHandle):
             read_end, write_end = open_pseudo_terminal(console)
         else:
             read_end, write_end = os.pipe()
-            _enlarge(read_end)
-        needles = [needle.encode("utf-8", "surrogateescape") for needle in filters]
-        message = (
-            "open",
-            key,
-            _file_or_none(path),
-            console,
-            prefix.encode("utf-8", "surrogateescape"),
-            needles,
-            _file_or_none(filter_path) if needles else None,
-            whole_lines,
-            as_terminal,
-        )
-        self._streams[key] = _Stream(read_end, message)
+            if hasattr(fcntl, "F_SETPIPE_SZ"):
+                with suppress(OSError):  # a burst should not block the worker; the system may allow less
+                    fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        text, *needles = (text.encode("utf-8", "surrogateescape") for text in (prefix, *filters))
+        filtered = _file_or_none(filter_path) if needles else None
+        message = ("open", key, _file_or_none(path), console, text, needles, filtered, whole_lines, as_terminal)
+        self._streams[key] = (read_end, message)
         self._send((*message, False), [read_end])
         return write_end
 
@@ -148,7 +131,7 @@ class LogWriter(HelperHandle):
         if known:
             self._send(("forget", known))
         for key in known:
-            os.close(self._streams.pop(key).read_end)
+            os.close(self._streams.pop(key)[0])
 
     def tail(self, keys: Iterable[Hashable], callback: Callable[[dict[Any, bytes]], None]) -> None:
         """Request the last 64 KiB of these streams, including what is in their pipes."""
@@ -265,8 +248,8 @@ class LogWriter(HelperHandle):
                 interrupted = self._serve(left_s, interrupt_descriptor)
             self._disconnect(kill=self._channel is not None and not interrupted)
         self._reap(wait=True)
-        for stream in self._streams.values():
-            os.close(stream.read_end)
+        for read_end, _ in self._streams.values():
+            os.close(read_end)
         self._streams.clear()
         return self._losses
 
@@ -316,13 +299,7 @@ class LogWriter(HelperHandle):
             callback(answer)
 
     def _take_losses(self, losses: dict[str, Any]) -> None:
-        self._losses = Losses(
-            console_lines=losses["console_lines"],
-            console_bytes=losses["console_bytes"],
-            file_bytes={os.fsdecode(path): count for path, count in losses["file_bytes"].items()},
-            own_lines=self._losses.own_lines,
-            writer_restarts=self._restarts,
-        )
+        self._losses = Losses(**losses, own_lines=self._losses.own_lines, writer_restarts=self._restarts)
 
     def _serve(self, timeout_s: float, interrupt_descriptor: int = -1) -> bool:
         """Run one round of a small loop. Return whether ``interrupt_descriptor`` is readable."""
@@ -352,8 +329,8 @@ class LogWriter(HelperHandle):
         self.start()
         for number, descriptor in self._consoles.items():
             self._send(("console", number), [descriptor])
-        for stream in self._streams.values():
-            self._send((*stream.message, True), [stream.read_end])
+        for read_end, message in self._streams.values():
+            self._send((*message, True), [read_end])
         self._send(self._live)
         what = f"the log writer died{self._why_it_died()} and was restarted"
         self._send(("print", f"tenax: {what}; lines that it held in memory are lost", False))
@@ -406,11 +383,3 @@ def _is_reaped(pid: int, wait: bool) -> bool:
 
 def _file_or_none(path: str | None) -> bytes | None:
     return None if not path or path == os.devnull else os.fsencode(path)
-
-
-def _enlarge(pipe: int) -> None:
-    """Request a big pipe, so that a burst does not block the worker. The system may allow less."""
-    if not hasattr(fcntl, "F_SETPIPE_SZ"):
-        return
-    with suppress(OSError):
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
