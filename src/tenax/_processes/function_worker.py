@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
+import socket
 import struct
 import sys
 from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import Any
 
@@ -59,15 +60,9 @@ class ReturnBarrier:
     """
 
     def __init__(self, workers: int) -> None:
-        import socket
-
         self._ours, self._theirs = socket.socketpair()
         self._ours.sendall(bytes(workers - 1))
-
-    @property
-    def descriptor(self) -> int:
-        """The end that workers inherit."""
-        return self._theirs.fileno()
+        self.descriptor = self._theirs.fileno()  # workers inherit it
 
     def arrive(self) -> None:
         """Count an exited worker as returned."""
@@ -161,20 +156,22 @@ def main() -> None:
     Skips interpreter teardown: native threads that still need the interpreter (torch's, of a process group that was not
     destroyed) would abort the process, and the run would fail after its work was done.
     """
-    _exit_process(lambda: _run_payload(PAYLOAD_DESCRIPTOR), flush=_flush_open_files)
+    exit_like_a_program(_run_payload, is_forked=False)
 
 
 def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload is complete
     """Entry point of a worker forked from the fork server. Does not return."""
-    exit_like_a_program(lambda: _run_payload(PAYLOAD_DESCRIPTOR))
+    exit_like_a_program(_run_payload)
 
 
-def _run_payload(descriptor: int) -> None:
+def _run_payload() -> None:
     from multiprocessing import resource_tracker, spawn
 
-    _install_compat()  # before the user's module is imported
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    with open(descriptor, "rb") as file:
+    # Redirect torch's elastic modules before the user's module is imported. A fresh interpreter has done so.
+    if os.environ.get("TENAX_COMPAT", "0") != "0":
+        import tenax.compat  # noqa: F401
+    os.lseek(PAYLOAD_DESCRIPTOR, 0, os.SEEK_SET)
+    with open(PAYLOAD_DESCRIPTOR, "rb") as file:
         preparation, tracker = pickle.load(file)  # noqa: S301 - written by the agent into an anonymous file
         if tracker is not None:
             resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
@@ -189,12 +186,6 @@ def _run_payload(descriptor: int) -> None:
     os.set_inheritable(RESULT_DESCRIPTOR, False)
     os.set_inheritable(BARRIER_DESCRIPTOR, False)
     deliver(wrap, function, args, RESULT_DESCRIPTOR, BARRIER_DESCRIPTOR)
-
-
-def _install_compat() -> None:
-    """Redirect torch's elastic modules under ``--compat``. A fresh interpreter has, but the fork server has not."""
-    if os.environ.get("TENAX_COMPAT", "0") != "0":
-        import tenax.compat  # noqa: F401
 
 
 def deliver(
@@ -245,8 +236,6 @@ def _wait_for_others(descriptor: int) -> None:
 
 
 def _take_ticket(barrier: socket.socket) -> None:
-    import socket
-
     try:
         barrier.recv(1, socket.MSG_DONTWAIT)
     except BlockingIOError:  # all the others have returned
@@ -300,15 +289,6 @@ def _reset_inherited_state() -> None:
     pools = sys.modules.get("concurrent.futures.thread")
     if pools is not None:  # their threads do not exist here, and must not be joined
         pools._threads_queues.clear()
-
-
-def _run_exit_handlers() -> None:
-    """Join the threads, then run the exit handlers."""
-    import atexit
-    import threading
-
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
 
 
 def _restore_streams() -> None:
