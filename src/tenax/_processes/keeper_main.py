@@ -81,8 +81,11 @@ _MAX_THREADS_SHOWN = 100  # faulthandler shows the newest
 _MAX_OPEN_FILES = 65536
 _MAX_SCANS = 1000  # of a tree that grows while it is killed; each death triggers another scan anyway
 
+# Signals that a scheduler or user may send to every process of a job: the keeper ignores them.
+_CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these two at startup, and workers would inherit that.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+_C_LIBRARY = ctypes.CDLL(None)
 
 
 class _Worker:
@@ -117,12 +120,11 @@ class Keeper:
         self._is_fenced = False  # the lease expired with workers alive, and they are being killed
         self._kept: dict[str, int] = {}
         self._grace_s = 0.0  # for the workers after the agent's death
-        self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
+        self._inherited_ignored = [number for number in _CATCHABLE if signal.getsignal(number) is signal.SIG_IGN]
         self._open_files: tuple[int, int] | None = None  # the workers' limit, if the keeper's was raised
         self._pid = os.getpid()
-        self._prctl = _prctl()
-        if self._prctl is not None:
-            self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if sys.platform == "linux":
+            _C_LIBRARY.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def run_with_many_files(self) -> None:
         """Raise the limit on open files and run: the keeper holds the descriptors of workers not yet started."""
@@ -137,7 +139,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the agent's channel closes, then kill everything below."""
-        for number in _catchable():
+        for number in _CATCHABLE:
             signal.signal(number, signal.SIG_IGN)
         deaths, wakeup = self._own_descriptors = os.pipe()
         os.set_blocking(deaths, False)
@@ -347,9 +349,7 @@ class Keeper:
         for worker in self._workers.values():
             if worker.alive and worker.generation == generation:
                 worker.stop_requested = True
-                with suppress(PermissionError):  # it now runs a program of another user, such as sudo
-                    os.kill(worker.pid, number)
-                    os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not react
+                _stop(os.kill, worker.pid, number)
 
     def _dump(self, generation: int, local_rank: int, number: int) -> None:
         """Make a worker dump its stacks. Refused if it does not catch the signal, which would kill it."""
@@ -378,28 +378,26 @@ class Keeper:
         worker = self._find_alive(generation, local_rank)
         if worker is not None:
             worker.end_requested = True
-            with suppress(PermissionError):
-                os.kill(worker.pid, number)
-                os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not react
+            _stop(os.kill, worker.pid, number)
 
     def _find_alive(self, generation: int, local_rank: int) -> _Worker | None:
         self._start_pending(at_once=True)
         self._reap()
-        for worker in self._workers.values():
-            if worker.alive and (worker.generation, worker.local_rank) == (generation, local_rank):
-                return worker
-        return None
+        return next((worker for worker in self._find(generation, local_rank) if worker.alive), None)
+
+    def _find(self, generation: int, local_rank: int) -> list[_Worker]:
+        where = (generation, local_rank)
+        return [worker for worker in self._workers.values() if (worker.generation, worker.local_rank) == where]
 
     def _adopt(self, generation: int, local_rank: int, following: int) -> None:
         """Make a held worker one of the next generation. If it has exited, report that for the next one."""
-        for worker in self._workers.values():
-            if (worker.generation, worker.local_rank) == (generation, local_rank):
-                worker.generation = following
-                if worker.alive:
-                    worker.stop_requested = worker.end_requested = False
-                    self._channel.send(("started", following, local_rank, worker.pid))
-                else:
-                    self._send_exit(worker)
+        for worker in self._find(generation, local_rank):
+            worker.generation = following
+            if worker.alive:
+                worker.stop_requested = worker.end_requested = False
+                self._channel.send(("started", following, local_rank, worker.pid))
+            else:
+                self._send_exit(worker)
         if self._is_lease_expired:
             self._fence()
 
@@ -413,8 +411,7 @@ class Keeper:
         self._clearing, self._held = generation, held
         for worker in self._workers.values():
             if worker.stop_requested:
-                _signal_group(worker.pid, signal.SIGTERM)
-                _signal_group(worker.pid, signal.SIGCONT)
+                _stop(os.killpg, worker.pid, signal.SIGTERM)
         self._settle()
 
     # --- deaths -------------------------------------------------------------------------------------------------------
@@ -426,12 +423,9 @@ class Keeper:
         if not has_children or (held and not self._has_other_children(held)):
             self._report_cleared()
         elif self._clearing or self._is_fenced:
-            spared = (
-                set()
-                if self._killing or self._is_fenced
-                else {worker.pid for worker in self._workers.values() if worker.stop_requested}
-            )
-            self._kill_descendants(spared, held)
+            is_forced = self._killing or self._is_fenced
+            stopped = {worker.pid for worker in self._workers.values() if worker.stop_requested}
+            self._kill_descendants(set() if is_forced else stopped, held)
 
     def _reap(self) -> bool:
         """Reap every dead child and report workers. Return whether children remain besides the warm pool's."""
@@ -456,7 +450,7 @@ class Keeper:
         if any(worker.alive and worker.pid not in held for worker in self._workers.values()):
             return True
         others = set(found) - held - (pool.children() if pool is not None else set())
-        return any(_session_of(pid) not in held for pid in others) if held else bool(others)
+        return not all(_is_in(os.getsid, pid, held) for pid in others) if held else bool(others)
 
     def _report_exit(self, worker: _Worker, exit_code: int) -> None:
         worker.alive = False
@@ -485,7 +479,7 @@ class Keeper:
         if not os.path.exists("/proc/self/task"):  # descendants cannot be listed: signal the workers' groups instead
             for worker in self._workers.values():
                 if worker.pid not in spared_groups | held:
-                    _signal_group(worker.pid, signal.SIGKILL)
+                    _stop(os.killpg, worker.pid, signal.SIGKILL)
             return
         seen = {self._pid}
         for _ in range(_MAX_SCANS):  # the next scan finds what was forked during this one
@@ -498,12 +492,12 @@ class Keeper:
                 below = [pid for pid in below if pid not in spared]
             if held:
                 kept = held.union(*(descendants(pid) for pid in held))
-                below = [pid for pid in below if pid not in kept and _session_of(pid) not in held]
+                below = [pid for pid in below if pid not in kept and not _is_in(os.getsid, pid, held)]
             if not below:
                 return
             seen.update(below)
             for pid in below:
-                if not spared_groups or _group_of(pid) not in spared_groups:
+                if not spared_groups or not _is_in(os.getpgid, pid, spared_groups):
                     # A worker's pid cannot be reused before the keeper reaps it, whatever its parent.
                     _kill(pid, seen | {parent_of(pid)} if pid in workers else seen)
 
@@ -528,8 +522,7 @@ class Keeper:
         self._warm_pool = None
         until = time.monotonic() + self._grace_s
         for worker in alive if self._grace_s else ():
-            _signal_group(worker.pid, signal.SIGTERM)
-            _signal_group(worker.pid, signal.SIGCONT)
+            _stop(os.killpg, worker.pid, signal.SIGTERM)
         while (left_s := until - time.monotonic()) > 0 and self._reap() and poll.poll(left_s * 1000):
             _drain(deaths)
         while self._reap():
@@ -549,8 +542,8 @@ class Keeper:
         trying = ""
         try:
             os.setsid()
-            if self._prctl is not None:
-                self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if sys.platform == "linux":
+                _C_LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != self._pid:
                     os._exit(1)  # the keeper died before the line above took effect
             self._close_keeper_descriptors(error_reader)
@@ -597,7 +590,7 @@ class Keeper:
             os._exit(70)  # a worker must never continue as a second keeper
 
     def _restore_signals(self, *, is_function: bool) -> None:
-        for number in (*_catchable(), signal.SIGCHLD):
+        for number in (*_CATCHABLE, signal.SIGCHLD):
             if number not in self._inherited_ignored:
                 signal.signal(number, signal.SIG_DFL)
         if is_function:  # the defaults of a Python program
@@ -618,11 +611,6 @@ def _limit_open_files(limits: tuple[int, int]) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def _catchable() -> list[signal.Signals]:
-    """Return the signals that a scheduler or user may send to every process of a job: the keeper ignores them."""
-    return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 
 
 def _set_signal_mask(numbers: Iterable[int]) -> None:
@@ -677,30 +665,25 @@ def _why_no_dump(status: dict[bytes, bytes], number: int) -> str:
 
 def _signal_main_thread(pid: int, number: int) -> None:
     """Signal the main thread alone: any thread may take a signal sent to the process."""
-    to_thread = getattr(ctypes.CDLL(None), "tgkill", None)  # missing in older C libraries
-    if to_thread is None:
-        os.kill(pid, number)
+    if hasattr(_C_LIBRARY, "tgkill"):  # missing in older C libraries
+        _C_LIBRARY.tgkill(pid, pid, number)
     else:
-        to_thread(pid, pid, number)
+        os.kill(pid, number)
 
 
-def _signal_group(leader: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
+def _stop(signal_it: Callable[[int, int], None], pid: int, number: int) -> None:
+    """Send a signal with ``os.kill`` or ``os.killpg``. A stopped process could not react, so let it continue."""
+    with suppress(ProcessLookupError, PermissionError):  # it may run a program of another user now, such as sudo
+        signal_it(pid, number)
+        signal_it(pid, signal.SIGCONT)
 
 
-def _session_of(pid: int) -> int:
+def _is_in(get_id: Callable[[int], int], pid: int, leaders: set[int]) -> bool:
+    """Return whether a process is in the session (``os.getsid``) or group (``os.getpgid``) of one of these leaders."""
     try:
-        return os.getsid(pid)
+        return get_id(pid) in leaders
     except OSError:
-        return 0
-
-
-def _group_of(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0
+        return False
 
 
 def _renumber_descriptors(received: list[int], numbers: list[int], error_writer: int) -> tuple[int, dict[int, int]]:
@@ -722,10 +705,3 @@ def _renumber_descriptors(received: list[int], numbers: list[int], error_writer:
             os.close(aside)
             placed[number] = number
     return error_writer, placed
-
-
-def _prctl() -> Callable[..., int] | None:
-    if sys.platform != "linux":
-        return None
-    function: Callable[..., int] = ctypes.CDLL(None).prctl
-    return function

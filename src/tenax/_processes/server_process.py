@@ -13,6 +13,7 @@ from tenax._core import events
 from tenax._io.interfaces import Launch
 from tenax._io.loop import NO_TIMER
 from tenax._processes.keeper import KeeperProcess
+from tenax._view.exit_text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class ServerProcess:
                 self._end = (f"could not be started: {reason}", False)
                 keeper.clear(self._starts)
             case events.WorkerExited(_, _, code):
-                self._end = (_describe_exit(code), code >= 0)
+                how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+                self._end = (how, code >= 0)
                 keeper.clear(self._starts)
             case events.NodeCleared(generation) if generation == self._starts:
                 keeper.release("lock")
@@ -173,12 +175,3 @@ class ServerProcess:
         self.is_running, self.pid = False, 0
         if on_end is not None:
             on_end(*self._end)
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
