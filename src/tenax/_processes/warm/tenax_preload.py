@@ -171,10 +171,6 @@ def script_as_main() -> "Iterator[None]":
 class _Arguments(list):  # type: ignore[type-arg]
     """``sys.argv`` if it differs between workers. Only the first, the script, may be read."""
 
-    def __init__(self, words: "list[str]", leave_out: "Callable[[str], None]") -> None:
-        super().__init__(words)
-        self._leave_out = leave_out
-
     def __getitem__(self, index: "Any") -> "Any":
         if index != 0:
             self._reject()
@@ -189,19 +185,19 @@ class _Arguments(list):  # type: ignore[type-arg]
         return super().__len__()
 
     def _reject(self) -> None:
-        self._leave_out("it reads the arguments when it is imported, and each worker has its own")
+        Trial.leave_out("it reads the arguments when it is imported, and each worker has its own")
 
 
 @contextlib.contextmanager
-def watched_arguments(is_needed: bool, leave_out: "Callable[[str], None]") -> "Iterator[None]":
-    before = sys.argv
-    if is_needed:
-        sys.argv = _Arguments(before, leave_out)
+def watched_arguments(is_needed: bool) -> "Iterator[None]":
+    if not is_needed:
+        yield
+        return
+    before, sys.argv = sys.argv, _Arguments(sys.argv)
     try:
         yield
     finally:
-        if is_needed:
-            sys.argv = before
+        sys.argv = before
 
 
 # --- the environment --------------------------------------------------------------------------------------------------
@@ -219,9 +215,12 @@ def restore_pythonpath() -> None:
         os.environ["PYTHONPATH"] = before[1:]
 
 
-def apply_environment_changes(changes: "tuple[tuple[str, str | None], ...]") -> None:
+_changes: "dict[str, str | None]" = {}  # what the imports changed in the environment; None: removed
+
+
+def apply_environment_changes() -> None:
     """Repeat in a worker what the imports changed."""
-    for name, value in changes:
+    for name, value in _changes.items():
         if name == "PYTHONPATH" and _HOOK_MARK in os.environ:  # the next hook restores it from here
             os.environ[_HOOK_MARK] = "unset" if value is None else f"={value}"
         elif value is None:
@@ -234,78 +233,65 @@ def why_late(action: str, name: str) -> str:
     return f"it {action} {name} when it is imported, and only workers have that"
 
 
-class Environment:
-    """Leaves out a module that accesses a variable that only a worker has, and records changes to all others."""
-
-    def __init__(self, late: "frozenset[str]") -> None:
-        self._late = late
-        self._before = dict(os.environ)
-
-    def check(self, action: str, name: object) -> None:
-        text = os.fsdecode(name) if isinstance(name, bytes) else name
-        if text in self._late and os.getpid() == Trial.pid:
-            Trial.leave_out(why_late(action, text))
-
-    def changes(self) -> "list[tuple[str, str | None]]":
-        """Return the variables that changed; None: removed."""
-        now = dict(os.environ)
-        gone: list[tuple[str, str | None]] = [(name, None) for name in self._before if name not in now]
-        return gone + [(name, value) for name, value in now.items() if self._before.get(name) != value]
-
-
 @contextlib.contextmanager
-def watched_environment(late: "frozenset[str]") -> "Iterator[Environment]":
-    """Watch access to ``os.environ``, which stays the same object because modules keep references to it.
+def watched_environment(late: "frozenset[str]") -> "Iterator[None]":
+    """Leave out a module that accesses a variable that only a worker has, and record changes to all others.
 
-    Iterating over it is not watched: many libraries do (tqdm, fsspec) to find their own variables.
+    ``os.environ`` stays the same object, because modules keep references to it. Iterating over it is not watched: many
+    libraries do (tqdm, fsspec) to find their own variables.
     """
-    seen = Environment(late)
     kind = type(os.environ)
+    before = dict(os.environ)
+
+    def check(action: str, name: object) -> None:
+        text = os.fsdecode(name) if isinstance(name, bytes) else name
+        if text in late and os.getpid() == Trial.pid:
+            Trial.leave_out(why_late(action, text))
 
     class Watched(kind):  # type: ignore[valid-type, misc]
         def __getitem__(self, key: "str | bytes") -> "Any":
-            seen.check("reads", key)
+            check("reads", key)
             return super().__getitem__(key)
 
         def __contains__(self, key: object) -> bool:
-            seen.check("reads", key)
+            check("reads", key)
             return bool(super().__contains__(key))
 
         def __setitem__(self, key: "Any", value: "Any") -> None:
-            seen.check("sets", key)
+            check("sets", key)
             super().__setitem__(key, value)
 
         def __delitem__(self, key: "Any") -> None:
-            seen.check("deletes", key)
+            check("deletes", key)
             super().__delitem__(key)
 
     for environ in (os.environ, os.environb):
         environ.__class__ = Watched
     try:
-        yield seen
+        yield
     finally:
         for environ in (os.environ, os.environb):
             environ.__class__ = kind
+        now = dict(os.environ)
+        _changes.update({name: now.get(name) for name in (before | now) if before.get(name) != now.get(name)})
 
 
 @contextlib.contextmanager
-def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
+def watched_calls() -> "Iterator[None]":
     """Watch calls that leave no observable state. A wrapper kept beyond this context just calls the original."""
     is_watching = True
 
-    def watch(owner: "Any", name: str, why: str, matches: "Callable[..., bool]" = lambda *_, **__: True) -> "Any":
+    def watch(owner: "Any", name: str, why: str, matches: "Callable[..., Any]" = lambda *_, **__: True) -> "Any":
+        """Leave out a module that calls this function with arguments that match."""
         function = getattr(owner, name)
 
         def call(*args: "Any", **options: "Any") -> "Any":
             if is_watching and os.getpid() == Trial.pid and matches(*args, **options):
-                leave_out(why)
+                Trial.leave_out(why)
             return function(*args, **options)
 
         setattr(owner, name, call)
         return owner, name, function
-
-    def has_arguments(*args: "Any", **options: "Any") -> bool:
-        return bool(args or options)
 
     def watch_temporary(name: str, path_of: "Callable[[Any], str]") -> "Any":
         function = getattr(tempfile, name)
@@ -313,20 +299,21 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
         def make(*args: "Any", **options: "Any") -> "Any":
             made = function(*args, **options)
             if is_watching and os.getpid() == Trial.pid:
-                _temporary_paths.append(path_of(made))
+                _temporary_paths.append(os.fsdecode(path_of(made)))
             return made
 
         setattr(tempfile, name, make)
         return tempfile, name, function
 
     anew = "it executes the program again when it is imported"
+    seeds = "it seeds a random number generator when it is imported"
     replaced = [
-        watch(random, "seed", "it seeds a random number generator when it is imported", has_arguments),
+        watch(random, "seed", seeds, lambda *args, **options: args or options),
         watch(os, "execv", anew),
         watch(os, "execve", anew),
-        watch_temporary("mkdtemp", os.fsdecode),
-        watch_temporary("mkstemp", lambda made: os.fsdecode(made[1])),
-        watch_temporary("_mkstemp_inner", lambda made: os.fsdecode(made[1])),
+        watch_temporary("mkdtemp", lambda made: made),
+        watch_temporary("mkstemp", lambda made: made[1]),
+        watch_temporary("_mkstemp_inner", lambda made: made[1]),
         watch(signal, "pthread_sigmask", "it changes which signals are blocked", lambda _, mask: bool(mask)),
     ]
     try:
