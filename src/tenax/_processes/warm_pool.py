@@ -39,14 +39,6 @@ _MAX_LOST = 10  # standbys, in addition to twice the target
 _SIGNALLED = 128  # an exit code above this: the template died of that signal
 
 
-def _how_it_ended(exit_code: int) -> str:
-    number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
-    try:
-        return f"was killed by {signal.Signals(number).name}"
-    except ValueError:  # not a signal, or one without a name
-        return f"exited with code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
-
-
 class WarmPool:
     """One template and its standbys."""
 
@@ -89,9 +81,7 @@ class WarmPool:
         """Return the time of the next refill, report or timeout."""
         moments = [] if self._refill_at is None else [self._refill_at]
         if self._waiting_since is not None and self.is_worth_waiting:
-            moments += [self._waiting_since + limit for limit in (_REPORT_SLOW_AFTER_S, _MAX_WAIT_S)]
-            if self._has_reported_slow:
-                moments.remove(self._waiting_since + _REPORT_SLOW_AFTER_S)
+            moments.append(self._waiting_since + (_MAX_WAIT_S if self._has_reported_slow else _REPORT_SLOW_AFTER_S))
         return min(moments, default=None)
 
     def has_timed_out(self, now: float) -> bool:
@@ -176,18 +166,14 @@ class WarmPool:
 
     @staticmethod
     def _hand_over(sock: socket.socket, spec: dict[str, Any], *descriptors: int) -> bool:
-        memory = -1
+        sent = {name: spec.get(name) for name in ("argv", "env", "cwd", "cpus", "numbers", "setup")}
         try:
-            memory = os.memfd_create("tenax-spec", os.MFD_CLOEXEC)
-            sent = {name: spec.get(name) for name in ("argv", "env", "cwd", "cpus", "numbers", "setup")}
-            with open(memory, "wb", closefd=False) as file:
+            with open(os.memfd_create("tenax-spec", os.MFD_CLOEXEC), "wb") as file:
                 file.write(marshal.dumps(sent, _MARSHAL_VERSION))
-            socket.send_fds(sock, [b"!"], [memory, *descriptors])
+                file.flush()
+                socket.send_fds(sock, [b"!"], [file.fileno(), *descriptors])
         except OSError:  # the standby died, or there are too many open files, which the cold start will report
             return False
-        finally:
-            if memory >= 0:
-                os.close(memory)
         return True
 
     # --- children -------------------------------------------------------------------------------------------------
@@ -209,15 +195,20 @@ class WarmPool:
         else:
             self._pid = 0
             self.receive()
-            self._close(f"the template {_how_it_ended(exit_code)}")
+            number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
+            try:
+                how = f"was killed by {signal.Signals(number).name}"
+            except ValueError:  # not a signal, or one without a name
+                how = f"exited with code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
+            self._close(f"the template {how}")
 
     def children(self) -> set[int]:
         """Return the template and the standbys: children of the keeper that no worker left behind."""
-        return {*self._standbys, *([self._pid] if self._pid else [])}
+        return {*self._standbys, self._pid} - {0}
 
     def members(self) -> set[int]:
         """Return the same with the descendants of the template."""
-        return {*self.children(), *(descendants(self._pid) if self._pid else [])}
+        return self.children().union(descendants(self._pid) if self._pid else ())
 
     # --- the template ---------------------------------------------------------------------------------------------
 
@@ -233,16 +224,15 @@ class WarmPool:
                 self._messages.append(("cold", left_out))
                 self._close("")
             case ("forked", number, pids) if number == self._fork_requests and self._forking:
+                is_short = len(pids) < len(self._forking)
                 for pid, sock in zip(pids, self._forking, strict=False):
                     if pid in self._dead_early:
                         sock.close()
                     else:
                         self._standbys[pid] = sock
                 self._dead_early.clear()
-                is_short = len(pids) < len(self._forking)
-                for sock in self._forking[len(pids) :]:
-                    sock.close()
-                self._forking = []
+                del self._forking[: len(pids)]
+                self._close_forking()
                 if self._waiting_since is None:
                     self._set_up_standbys()
                 if is_short:  # retrying would not help, and cold starts will report the error
@@ -261,12 +251,15 @@ class WarmPool:
             self._fork_requests += 1
             self._channel.send(("fork", self._fork_requests), [sock.fileno() for sock in theirs])
         except (OSError, ChannelClosed):  # too many open files; or the template is gone, which its death reports
-            for sock in self._forking:
-                sock.close()
-            self._forking = []
+            self._close_forking()
         finally:
             for sock in theirs:
                 sock.close()
+
+    def _close_forking(self) -> None:
+        for sock in self._forking:
+            sock.close()
+        self._forking = []
 
     def _close(self, why: str) -> None:
         """Fork no more standbys. Existing ones can still become workers."""
@@ -276,9 +269,7 @@ class WarmPool:
         self._is_ready = False
         self._refill_at = None
         self._channel.close()
-        for sock in self._forking:
-            sock.close()
-        self._forking = []
+        self._close_forking()
         if why:
             self._messages.append(("cold", {"": why}))
 
