@@ -31,6 +31,7 @@ _KNOWN_UNSAFE = {
 }
 # Packages that read LOCAL_RANK after imports of a second and more. Trying them would delay the workers by as much.
 _READ_LOCAL_RANK = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics"})
+_SEEDS = "it seeds a random number generator when it is imported"
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
 _MAX_ERROR_LENGTH = 300  # characters
 _MAX_EXPLICIT_SEED = 1 << 32  # torch's own random seed has 64 bits
@@ -306,9 +307,8 @@ def watched_calls() -> "Iterator[None]":
         return tempfile, name, function
 
     anew = "it executes the program again when it is imported"
-    seeds = "it seeds a random number generator when it is imported"
     replaced = [
-        watch(random, "seed", seeds, lambda *args, **options: args or options),
+        watch(random, "seed", _SEEDS, lambda *args, **options: args or options),
         watch(os, "execv", anew),
         watch(os, "execve", anew),
         watch_temporary("mkdtemp", lambda made: made),
@@ -342,68 +342,57 @@ class Condition:
 
     def why_it_cannot_be_forked(self) -> str:
         """Return the reason, or an empty string."""
-        return (
-            _by_known_modules()
-            or self._by_descriptors()
-            or _by_accelerator()
-            or _by_children()
-            or _by_threads()
-            or _by_seeds()
-            or _by_temporary_files()
-            or self._by_surroundings()
-        )
+        return next(self._reasons(), "")
 
-    def _by_descriptors(self) -> str:
-        opened = {number: path for number, path in _descriptors().items() if self._descriptors.get(number) != path}
-        for path in opened.values():
+    def _reasons(self) -> "Iterator[str]":
+        yield from (why for name, why in _KNOWN_UNSAFE.items() if name in sys.modules)
+        opened = [path for number, path in _descriptors().items() if self._descriptors.get(number) != path]
+        for path in opened:
             if path.startswith(_ACCELERATORS):
-                return f"it has initialised an accelerator ({path} is open), which a forked process cannot use"
-        for path in opened.values():
-            if path not in _HARMLESS:
-                return f"it keeps {path} open, which all workers would share"
-        return ""
-
-    def _by_surroundings(self) -> str:
+                yield f"it has initialised an accelerator ({path} is open), which a forked process cannot use"
+        yield from (f"it keeps {path} open, which all workers would share" for path in opened if path not in _HARMLESS)
+        torch_cuda = sys.modules.get("torch.cuda")
+        if torch_cuda is not None and torch_cuda.is_initialized():
+            yield "it has initialised CUDA, which a forked process cannot use"
+        yield from _processes_and_threads()
+        if _is_seeded():
+            yield _SEEDS
+        for path in _temporary_paths:
+            if os.path.exists(path):
+                made = f"it creates a temporary file or folder when it is imported ({path})"
+                yield f"{made}, which every worker would remove"
         if os.getcwd() != self._folder:
-            return f"it changes the working directory (to {os.getcwd()})"
+            yield f"it changes the working directory (to {os.getcwd()})"
         if _umask() != self._mask:
-            return "it changes the umask"
+            yield "it changes the umask"
         if sys.argv is not self._arguments[0] or list.copy(sys.argv) != self._arguments[1]:
-            return "it changes sys.argv"
+            yield "it changes sys.argv"
         if sys.path[:1] != self._first_on_path:
-            return "it puts a folder before the script's on sys.path"
+            yield "it puts a folder before the script's on sys.path"
         if any(signal.getitimer(kind)[0] for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
-            return "it sets a timer, which a forked process does not have"
-        return ""
+            yield "it sets a timer, which a forked process does not have"
 
 
 def why_no_template(own: "set[int]") -> str:
     """Return why not even an empty template is safe to fork: .pth files run code in every interpreter."""
-    why = _by_customization() or _by_system()
-    if why:
-        return why
-    foreign = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
-    why = _by_threads() or _by_children() or (f"it keeps {foreign[0]} open" if foreign else "")
-    return f"this Python's startup code cannot be forked: {why}" if why else ""
+    return next(_reasons_against_template(own), "")
 
 
-def _by_system() -> str:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:  # a container may forbid it
-        return f"this system does not support pidfd_open ({error.strerror})"
-    return ""
-
-
-def _by_customization() -> str:
-    """Reject an environment with its own customization modules, which must run before any import."""
+def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
     library = os.path.dirname(os.__file__)
-    for name in ("sitecustomize", "usercustomize"):
+    for name in ("sitecustomize", "usercustomize"):  # the environment's own
         spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
         path = getattr(spec, "origin", None)
         if path and os.path.dirname(os.path.realpath(path)) != os.path.realpath(library) and not _is_system(path):
-            return f"this Python has a {name} ({path}), which must run before any import"
-    return ""
+            yield f"this Python has a {name} ({path}), which must run before any import"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:  # a container may forbid it
+        yield f"this system does not support pidfd_open ({error.strerror})"
+    found = _descriptors().items()
+    foreign = [f"it keeps {path} open" for number, path in found if number not in own and path not in _HARMLESS]
+    for why in (*_processes_and_threads(), *foreign):
+        yield f"this Python's startup code cannot be forked: {why}"
 
 
 def _is_hook(folder: str) -> bool:
@@ -416,60 +405,33 @@ def _is_system(path: str) -> bool:
     return os.path.realpath(path).startswith("/etc/python3")
 
 
-def _by_seeds() -> str:
-    """Reject explicit seeds: ``reset_process_state`` reseeds every worker and would undo them."""
+def _is_seeded() -> bool:
+    """Return whether there are explicit seeds: ``reset_process_state`` reseeds every worker and would undo them."""
     numpy_random = sys.modules.get("numpy.random.mtrand")
     torch = sys.modules.get("torch")
-    is_seeded = (
+    return (
         numpy_random is not None and getattr(numpy_random._rand._bit_generator, "_seed_seq", "unknown") is None
     ) or (torch is not None and hasattr(torch, "initial_seed") and torch.initial_seed() < _MAX_EXPLICIT_SEED)
-    return "it seeds a random number generator when it is imported" if is_seeded else ""
 
 
-def _by_temporary_files() -> str:
-    left = [path for path in _temporary_paths if os.path.exists(path)]
-    if not left:
-        return ""
-    return f"it creates a temporary file or folder when it is imported ({left[0]}), which every worker would remove"
-
-
-def _by_known_modules() -> str:
-    return next((why for name, why in _KNOWN_UNSAFE.items() if name in sys.modules), "")
-
-
-def _by_accelerator() -> str:
-    torch_cuda = sys.modules.get("torch.cuda")
-    if torch_cuda is not None and torch_cuda.is_initialized():
-        return "it has initialised CUDA, which a forked process cannot use"
-    return ""
-
-
-def _by_children() -> str:
+def _processes_and_threads() -> "Iterator[str]":
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         children = file.read().split()
-    if not children:
-        return ""
-    return f"a process that it started is alive ({', '.join(map(_name_of, children[:3]))})"
-
-
-def _by_threads() -> str:
-    """Reject threads that survive a trial fork: some libraries end theirs before a fork and restart them on demand."""
+    if children:
+        yield f"a process that it started is alive ({', '.join(map(_name_of, children[:3]))})"
     if len(os.listdir("/proc/self/task")) == 1:
-        return ""
+        return
+    # Only threads that survive a trial fork: some libraries end theirs before a fork and restart them on demand.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
     threads = [entry for entry in os.listdir("/proc/self/task") if int(entry) != os.getpid()]
-    if not threads:
-        return ""
-    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    shown = names or [_name_of(f"self/task/{thread}") for thread in threads]
-    is_single = len(threads) == 1
-    return (
-        f"it has started {'a thread' if is_single else f'{len(threads)} threads'} ({', '.join(shown[:3])}), "
-        f"which a forked process would not have"
-    )
+    if threads:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        shown = ", ".join((names or [_name_of(f"self/task/{thread}") for thread in threads])[:3])
+        count = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
+        yield f"it has started {count} ({shown}), which a forked process would not have"
 
 
 def _name_of(process: str) -> str:
