@@ -93,11 +93,6 @@ class Console:
                 self._live_waits = True
                 self.device.put(b"", 1)  # size 1: redrawing counts as pending
 
-    @property
-    def lost(self) -> tuple[int, int]:
-        """Lines and bytes not shown so far."""
-        return self._dropped[0] + self._refused[0], self._dropped[1] + self._refused[1]
-
     def report_loss(self) -> None:
         """Write a line where lines are missing, once the device makes progress again."""
         if self._dropped[1] > self._reported[1] and not self.is_gone and not self.device.drops:
@@ -107,7 +102,7 @@ class Console:
 
     def unreported_loss(self) -> str:
         """Return the message about losses that were not reported yet, or an empty string. Marks them as reported."""
-        lost = self.lost if self.refused_reason else self._dropped
+        lost = self._dropped[0] + self._refused[0], self._dropped[1] + self._refused[1]
         lines, size = lost[0] - self._reported[0], lost[1] - self._reported[1]
         self._reported = lost
         if not size:

@@ -18,8 +18,6 @@ import signal
 import time
 from contextlib import suppress
 
-import msgspec
-
 from tenax._io.helper_channel import ChannelClosed
 from tenax._io.helper_process import HelperHandle, HelperUnavailable, spawn_helper
 
@@ -38,22 +36,6 @@ class LogWriterLost(HelperUnavailable):
     """The log writer died too often. The workers' output is not read any more."""
 
 
-class Losses(msgspec.Struct, frozen=True):
-    """What was not written, and where."""
-
-    console_lines: int = 0
-    console_bytes: int = 0
-    file_bytes: dict[str, int] = {}  # by path
-    own_lines: int = 0  # of the agent, dropped before they reached the log writer
-    still_open: tuple[Any, ...] = ()  # streams that did not end in time
-    writer_restarts: int = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all output so far was written."""
-        return not (self.console_bytes or self.file_bytes or self.own_lines or self.still_open or self.writer_restarts)
-
-
 class LogWriter(HelperHandle):
     """One log writer process, restarted when it dies."""
 
@@ -70,7 +52,6 @@ class LogWriter(HelperHandle):
         self._restarts = 0
         self._crash = ""
         self._unreaped: list[int] = []
-        self._losses = Losses()
         self._last_message_at = 0.0
         self._finish_message: tuple[Any, ...] | None = None
         self._is_finished = False
@@ -168,9 +149,12 @@ class LogWriter(HelperHandle):
         self._send(("answer_now", *requests))
 
     def drain(
-        self, timeout_s: float, callback: Callable[[Losses], None], keys: Iterable[Hashable] | None = None
+        self, timeout_s: float, callback: Callable[[list[Any]], None], keys: Iterable[Hashable] | None = None
     ) -> None:
-        """Call back when the streams (all, or these) have ended and are in their files, or time is up."""
+        """Call back when the streams (all, or these) have ended and are in their files, or time is up.
+
+        The callback gets the keys of the streams that are still open.
+        """
         self._request("drain", [timeout_s, None if keys is None else list(keys)], callback)
 
     # -- the agent's own lines
@@ -186,7 +170,6 @@ class LogWriter(HelperHandle):
             return
         if self._dropped_lines:
             text = f"tenax: {self._dropped_lines} of tenax's own lines were not shown: too many at once\n{text}"
-            self._losses = msgspec.structs.replace(self._losses, own_lines=self._losses.own_lines + self._dropped_lines)
             self._dropped_lines = 0
         self._send(("print", text, after_output))
 
@@ -218,16 +201,16 @@ class LogWriter(HelperHandle):
             self._serve(left_s)
         return True
 
-    def drain_now(self, timeout_s: float, keys: Iterable[Hashable] | None = None) -> Losses:
-        """``drain`` for users without a loop."""
-        answers: list[Losses] = []
+    def drain_now(self, timeout_s: float, keys: Iterable[Hashable] | None = None) -> list[Any]:
+        """``drain`` for users without a loop. Return the keys of the streams that are still open."""
+        answers: list[list[Any]] = []
         self.drain(timeout_s, answers.append, keys)
         self.wait_for(lambda: bool(answers), timeout_s + _EXTRA_WAIT_S)
-        return answers[0] if answers else msgspec.structs.replace(self._losses, still_open=tuple(self._streams))
+        return answers[0] if answers else list(self._streams)
 
     # -- the end
 
-    def finish(self, timeout_s: float, interrupt_descriptor: int = -1) -> Losses:
+    def finish(self, timeout_s: float, interrupt_descriptor: int = -1) -> None:
         """Let the log writer flush and exit. It gives up on a device that takes nothing for ``timeout_s``.
 
         When ``interrupt_descriptor`` becomes readable (a second Ctrl-C), it gets as long as after the agent's death:
@@ -251,7 +234,6 @@ class LogWriter(HelperHandle):
         for read_end, _ in self._streams.values():
             os.close(read_end)
         self._streams.clear()
-        return self._losses
 
     # -- requests and restarts
 
@@ -276,30 +258,19 @@ class LogWriter(HelperHandle):
 
     def _on_message(self, message: tuple[Any, ...]) -> None:
         self._last_message_at = time.monotonic()
-        kind, *values = message
-        if kind in ("tails", "output_times"):
-            request, found = values
-            self._answer(request, dict(found))
-        elif kind == "query_result":
-            self._answer(*values)
-        elif kind == "drained":
-            request, still_open, losses = values
-            self._take_losses(losses)
-            self._answer(request, msgspec.structs.replace(self._losses, still_open=tuple(still_open)))
-        elif kind == "finished":
-            self._take_losses(values[0])
-            self._is_finished = True
-        elif kind == "crashed":
-            self._crash = values[0]
+        match message:
+            case ("answer", request, answer):
+                self._answer(request, answer)
+            case ("finished",):
+                self._is_finished = True
+            case ("crashed", traceback):
+                self._crash = traceback
 
     def _answer(self, request: int, answer: Any) -> None:
         _, callback = self._requests.pop(request, (None, None))
         self._resent.discard(request)
         if callback is not None:  # otherwise it was already answered
             callback(answer)
-
-    def _take_losses(self, losses: dict[str, Any]) -> None:
-        self._losses = Losses(**losses, own_lines=self._losses.own_lines, writer_restarts=self._restarts)
 
     def _serve(self, timeout_s: float, interrupt_descriptor: int = -1) -> bool:
         """Run one round of a small loop. Return whether ``interrupt_descriptor`` is readable."""
@@ -320,7 +291,6 @@ class LogWriter(HelperHandle):
         assert self._channel is not None
         self._disconnect()
         self._restarts += 1
-        self._losses = msgspec.structs.replace(self._losses, writer_restarts=self._restarts)
         if self._restarts > _MAX_RESTARTS:
             raise LogWriterLost(
                 f"the log writer died {self._restarts} times{self._why_it_died()}; "

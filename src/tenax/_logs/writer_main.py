@@ -14,7 +14,7 @@ One thread runs the loop and never blocks on a device; each device has a ``Devic
 
     from the agent:  settings, console, open (both with a descriptor), tail, output_times, query, answer_now, print,
                      live, drain, forget, finish
-    to the agent:    tails, output_times, query_result, drained, flushing, finished, crashed
+    to the agent:    answer (to tail, output_times, query and drain), flushing, finished, crashed
 """
 
 from __future__ import annotations
@@ -373,11 +373,6 @@ class LogWriterProcess:
     def _file_losses(self) -> list[tuple[str, tuple[int, str]]]:
         return list(self._lost_in_files.items())  # a copy: the file thread adds to it
 
-    def _losses(self) -> dict[str, Any]:
-        lines, sizes = zip(*(console.lost for console in self._consoles.values()), strict=True)
-        files = {path: count for path, (count, _) in self._file_losses() if count}
-        return {"console_lines": sum(lines), "console_bytes": sum(sizes), "file_bytes": files}
-
     # -- messages
 
     def _on_channel(self) -> None:
@@ -397,6 +392,9 @@ class LogWriterProcess:
                 self._poll.modify(self._channel.fileno(), select.POLLIN | select.POLLOUT)
         except ChannelClosed:
             self._on_orphaned()
+
+    def _answer(self, request: int, answer: Any) -> None:
+        self._send(("answer", request, answer))
 
     def _on_orphaned(self) -> None:
         """The agent is gone: drain, flush and exit within the limits above."""
@@ -425,8 +423,8 @@ class LogWriterProcess:
             self._send_tails(*values)
         elif kind == "output_times":
             request, keys = values
-            times = [(key, self._streams[key].tail.last_at) for key in keys if key in self._streams]
-            self._send(("output_times", request, [(key, at) for key, at in times if at]))
+            streams = [self._streams[key] for key in keys if key in self._streams]
+            self._answer(request, {stream.key: stream.tail.last_at for stream in streams if stream.tail.last_at})
         elif kind == "query":
             self._query(*values)
         elif kind == "answer_now":
@@ -459,13 +457,10 @@ class LogWriterProcess:
         self._watch(stream)
 
     def _send_tails(self, request: int, keys: Iterable[Key]) -> None:
-        tails: list[tuple[Key, bytes]] = []
-        for key in keys:
-            stream = self._streams.get(key)
-            if stream is not None:
-                self._read_available(stream)
-                tails.append((key, stream.tail.last_bytes()))
-        self._send(("tails", request, tails))
+        streams = [self._streams[key] for key in keys if key in self._streams]
+        for stream in streams:
+            self._read_available(stream)
+        self._answer(request, {stream.key: stream.tail.last_bytes() for stream in streams})
 
     # -- the agent's own lines
 
@@ -502,10 +497,10 @@ class LogWriterProcess:
             try:
                 from tenax._logs.queries import LogQueries
             except Exception as error:  # tenax may have been upgraded meanwhile; the log writer must not crash
-                self._send_result(request, {"error": f"log queries are not available: {type(error).__name__}: {error}"})
+                self._answer(request, {"error": f"log queries are not available: {type(error).__name__}: {error}"})
                 return
             self._queries = LogQueries(
-                self._find, self._send_result, self._wake, self._incarnation, lambda: self._file_device.pending > 0
+                self._find, self._answer, self._wake, self._incarnation, lambda: self._file_device.pending > 0
             )
         for key, *_ in streams:
             stream = self._streams.get(key)
@@ -515,9 +510,6 @@ class LogWriterProcess:
 
     def _find(self, key: Key) -> Stream | None:
         return self._streams.get(key) or self._ended.get(key)
-
-    def _send_result(self, request: int, answer: dict[str, Any]) -> None:
-        self._send(("query_result", request, answer))
 
     def _forget(self, keys: Iterable[Key]) -> None:
         """Close these streams, and keep the ends of the most recent ones for queries."""
@@ -546,7 +538,7 @@ class LogWriterProcess:
             if (still_open or self._file_device.pending) and now < deadline:
                 waiting.append((request, deadline, keys))
             else:
-                self._send(("drained", request, still_open, self._losses()))
+                self._answer(request, still_open)
         self._drains = waiting
         self._is_forcing = bool(waiting) or self._orphaned_at is not None
         self._file_device.wake_when_empty = bool(waiting) or bool(self._waiting_lines)
@@ -573,7 +565,7 @@ class LogWriterProcess:
         self._report_final_losses()
         self._flush(self._err.device, timeout_s, until)
         self._err.give_up()
-        self._send(("finished", self._losses()))
+        self._send(("finished",))
         os._exit(0)
 
     def _flush(self, device: DeviceThread, timeout_s: float, until: float) -> None:
