@@ -54,7 +54,7 @@ class Console:
             wake_loop,
             limit_bytes=limit_bytes,
             stuck_after_s=stuck_after_s,
-            waiting_in_device=_waiting_in_device(descriptor),
+            waiting_in_device=self._waiting_in_device,
         )
 
     # -- the loop's side
@@ -123,6 +123,16 @@ class Console:
             return b""
         return _ERASE_ROW if self._open_at_start and self.is_terminal else b"\n"
 
+    def _waiting_in_device(self) -> int:
+        """Return how much the kernel holds for the reader: constant while that takes nothing."""
+        import termios
+
+        is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
+        answer = b""
+        with suppress(OSError):
+            answer = fcntl.ioctl(self._descriptor, termios.FIONREAD if is_pipe else termios.TIOCOUTQ, b"\0\0\0\0")
+        return int.from_bytes(answer, "little")
+
     # -- the thread's side
 
     def _write_batch(self, batch: list[bytes]) -> None:
@@ -174,21 +184,6 @@ class Console:
 
 def _plus(lost: tuple[int, int], text: bytes) -> tuple[int, int]:
     return lost[0] + (text.count(b"\n") or 1), lost[1] + len(text)
-
-
-def _waiting_in_device(descriptor: int) -> Callable[[], int]:
-    """Return a function that reads how much the kernel holds for the reader: constant while that takes nothing."""
-
-    def waiting() -> int:
-        import termios
-
-        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        answer = b""
-        with suppress(OSError):
-            answer = fcntl.ioctl(descriptor, termios.FIONREAD if is_pipe else termios.TIOCOUTQ, b"\0\0\0\0")
-        return int.from_bytes(answer, "little")
-
-    return waiting
 
 
 def _first_columns(text: str, width: int) -> str:

@@ -401,10 +401,6 @@ class Keeper:
         if self._is_lease_expired:
             self._fence()
 
-    def _held_pids(self) -> set[int]:
-        held = [] if self._killing or self._is_fenced else self._held
-        return {worker.pid for worker in self._workers.values() if worker.alive and worker.local_rank in held}
-
     def _clear(self, generation: int, held: list[int]) -> None:
         """Clean up after the workers: SIGTERM to the groups of workers that were stopped, SIGKILL to the rest."""
         self._start_pending(at_once=True)
@@ -419,11 +415,12 @@ class Keeper:
     def _settle(self) -> None:
         """After a death or a command: report exits, kill what must go, and report when no process is left."""
         has_children = self._reap()
-        held = self._held_pids() if self._clearing else set()
+        is_forced = self._killing or self._is_fenced
+        ranks = self._held if self._clearing and not is_forced else []
+        held = {worker.pid for worker in self._workers.values() if worker.alive and worker.local_rank in ranks}
         if not has_children or (held and not self._has_other_children(held)):
             self._report_cleared()
         elif self._clearing or self._is_fenced:
-            is_forced = self._killing or self._is_fenced
             stopped = {worker.pid for worker in self._workers.values() if worker.stop_requested}
             self._kill_descendants(set() if is_forced else stopped, held)
 
@@ -570,16 +567,6 @@ class Keeper:
         except BaseException as error:
             os.write(error_writer, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
             os._exit(127)
-        self._call_function(spec, error_writer)
-
-    def _close_keeper_descriptors(self, error_reader: int) -> None:
-        """Close the keeper's own descriptors. (``exec`` would do it, but a function stays in this process.)"""
-        signal.set_wakeup_fd(-1)
-        others = [worker.error_reader for worker in self._workers.values() if worker.alive]
-        for descriptor in (*self._own_descriptors, *self._kept.values(), *others, error_reader):
-            os.close(descriptor)
-
-    def _call_function(self, spec: dict[str, Any], error_writer: int) -> None:
         try:
             os.close(error_writer)
             os.environb.clear()
@@ -588,6 +575,13 @@ class Keeper:
             self._call(spec)  # unblocks signals and exits this process
         finally:
             os._exit(70)  # a worker must never continue as a second keeper
+
+    def _close_keeper_descriptors(self, error_reader: int) -> None:
+        """Close the keeper's own descriptors. (``exec`` would do it, but a function stays in this process.)"""
+        signal.set_wakeup_fd(-1)
+        others = [worker.error_reader for worker in self._workers.values() if worker.alive]
+        for descriptor in (*self._own_descriptors, *self._kept.values(), *others, error_reader):
+            os.close(descriptor)
 
     def _restore_signals(self, *, is_function: bool) -> None:
         for number in (*_CATCHABLE, signal.SIGCHLD):

@@ -55,8 +55,7 @@ class _Scan:
         self.has_optimizers = False  # of torch
         self._seen: set[str] = set()
         self._is_full = to_the_end
-        name, is_module = script
-        for path, module in _main_module(name) if is_module else _main_file(name):
+        for path, module in _main_files(*script):
             self._read(path, module)
 
     def _read(self, path: str, module: str) -> None:
@@ -85,19 +84,13 @@ class _Scan:
             self.found[name] = None
 
 
-def _main_file(script: str) -> "list[tuple[str, str]]":
-    """Return the file with the name of its module, for relative imports: a script has none."""
-    path = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
+def _main_files(name: str, is_module: bool) -> "list[tuple[str, str]]":
+    """Return the files that run first, with the names of their modules, for relative imports: a script has none."""
+    if is_module:
+        folder = _folder_of(name)
+        return [] if folder is None else _own_files(f"{name}.__main__", folder)
+    path = os.path.join(name, "__main__.py") if os.path.isdir(name) else name
     return [(os.path.abspath(path), "")] if os.path.isfile(path) else []
-
-
-def _main_module(module: str) -> "list[tuple[str, str]]":
-    folder = _folder_of(module)
-    if folder is None:
-        return []
-    path = _file_of(f"{module}.__main__", folder)
-    inside = _own_files(module, folder)
-    return [*inside, (path, f"{module}.__main__")] if path else inside
 
 
 def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":

@@ -383,7 +383,9 @@ def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
     for name in ("sitecustomize", "usercustomize"):  # the environment's own
         spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
         path = getattr(spec, "origin", None)
-        if path and os.path.dirname(os.path.realpath(path)) != os.path.realpath(library) and not _is_system(path):
+        real = os.path.realpath(path or "")
+        # /etc/python3: the crash reporter of a Linux distribution
+        if path and os.path.dirname(real) != os.path.realpath(library) and not real.startswith("/etc/python3"):
             yield f"this Python has a {name} ({path}), which must run before any import"
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -398,11 +400,6 @@ def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
 def _is_hook(folder: str) -> bool:
     """Return whether this is one of tenax's hook folders."""
     return os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.basename(folder) in ("hook", "warm")
-
-
-def _is_system(path: str) -> bool:
-    """Return whether this is the crash reporter of a Linux distribution."""
-    return os.path.realpath(path).startswith("/etc/python3")
 
 
 def _is_seeded() -> bool:

@@ -147,9 +147,9 @@ def _fork_trials(names: "list[str]", left_out: "dict[str, str]") -> "list[str]":
         status = os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
         if is_template:  # it has exited
             os._exit(128 - status if status < 0 else status)
-        name, why = _culprit(lines)
-        name = name or names[0]
-        left_out[name] = why or _how_it_ended(status)
+        # "left MODULE WHY", or "import MODULE" if that import did not return.
+        _, name, *why = (lines[-1] if lines else f"import {names[0]}").split(" ", 2)
+        left_out[name] = why[0] if why else f"the process that imported it {_how_it_ended(status)}"
         names = [other for other in names if other != name and not other.startswith(f"{name}.")]
     return []
 
@@ -172,19 +172,10 @@ def _read_trial(descriptor: int, trial: int) -> "list[str]":
             return lines
 
 
-def _culprit(lines: "list[str]") -> "tuple[str, str]":
-    """Return the module that failed, and why; the reason is empty if its import did not return."""
-    if lines and lines[-1].startswith("left "):
-        _, name, why = lines[-1].split(" ", 2)
-        return name, why
-    return (lines[-1].partition(" ")[2] if lines else ""), ""
-
-
 def _how_it_ended(status: int) -> str:
-    how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
     with contextlib.suppress(ValueError):  # not every signal has a name
-        how = f"was killed by {signal.Signals(-status).name}"
-    return f"the process that imported it {how}"
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
 
 
 def _run_trial(
