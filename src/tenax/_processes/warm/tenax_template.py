@@ -148,8 +148,8 @@ def _fork_trials(names: "list[str]", left_out: "dict[str, str]") -> "list[str]":
         if is_template:  # it has exited
             os._exit(128 - status if status < 0 else status)
         # "left MODULE WHY", or "import MODULE" if that import did not return.
-        _, name, *why = (lines[-1] if lines else f"import {names[0]}").split(" ", 2)
-        left_out[name] = why[0] if why else f"the process that imported it {_how_it_ended(status)}"
+        _, name, *reason = (lines[-1] if lines else f"import {names[0]}").split(" ", 2)
+        left_out[name] = reason[0] if reason else f"the process that imported it {_how_it_ended(status)}"
         names = [other for other in names if other != name and not other.startswith(f"{name}.")]
     return []
 
