@@ -33,8 +33,6 @@ NO_DISK = "the disk with the log files does not respond"
 
 
 class _PendingQuery:
-    """One query that has not been answered."""
-
     disk_deadline: float | None = None  # set while the thread reads
     write_deadline: float | None = None  # for data that is still being written to a file
     has_retried = False  # after its deadline
@@ -87,9 +85,9 @@ class LogQueries:
                 pending.deadline = pending.due_at = now
 
     @property
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         waits = (pending.disk_deadline or min(pending.due_at, pending.deadline) for pending in self._open.values())
-        return min(waits, default=None)
+        return min(waits, default=_NEVER)
 
     def update(self, now: float) -> None:
         """Process results and start what is due. Called after every round of the loop."""

@@ -170,8 +170,6 @@ _ORDER = attrgetter("order")
 
 
 class QueryResult(NamedTuple):
-    """The result of a query."""
-
     lines: list[Line]
     positions: list[int]  # by source: where to continue
     left_out: list[tuple[int, int, str]]  # source, bytes (0: unknown), why

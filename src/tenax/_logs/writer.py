@@ -72,17 +72,17 @@ class LogWriter(HelperHandle):
         self,
         key: Hashable,
         *,
-        path: str | None = None,
+        path: str = "",
         console: int = 0,
         prefix: str = "",
         filters: Sequence[str] = (),
-        filter_path: str | None = None,
+        filter_path: str = "",
         whole_lines: bool = True,
         as_terminal: bool = False,
     ) -> int:
         """Open a pipe for one worker's stdout or stderr. Return the write end, which the caller closes.
 
-        ``path`` is the log file; ``console`` is 1 or 2 to show the lines there (0: not shown; from 3 on: one of
+        ``path`` is the log file, if any; ``console`` is 1 or 2 to show the lines there (0: not shown; from 3 on: one of
         ``open_console``). Lines that contain one of the ``filters`` are also written to ``filter_path``. Without
         ``whole_lines``, for a worker that has the console to itself, partial lines such as prompts are shown at once.
         With ``as_terminal``, the worker gets a pseudo-terminal of the size of the console instead of a pipe. The key
@@ -100,8 +100,8 @@ class LogWriter(HelperHandle):
                 with suppress(OSError):  # a burst should not block the worker; the system may allow less
                     fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         text, *needles = (text.encode("utf-8", "surrogateescape") for text in (prefix, *filters))
-        filtered = _file_or_none(filter_path) if needles else None
-        message = ("open", key, _file_or_none(path), console, text, needles, filtered, whole_lines, as_terminal)
+        files = os.fsencode(path), os.fsencode(filter_path if needles else "")
+        message = ("open", key, *files, console, text, needles, whole_lines, as_terminal)
         self._streams[key] = (read_end, message)
         self._send((*message, False), [read_end])
         return write_end
@@ -349,7 +349,3 @@ def _is_reaped(pid: int, wait: bool) -> bool:
     except (ChildProcessError, ProcessLookupError):  # other code in this process reaped it
         return True
     return bool(done)
-
-
-def _file_or_none(path: str | None) -> bytes | None:
-    return None if not path or path == os.devnull else os.fsencode(path)

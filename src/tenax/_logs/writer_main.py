@@ -185,22 +185,19 @@ class LogWriterProcess:
         return self._step[1].text()
 
     def _timeout_ms(self) -> float | None:
-        deadlines = [deadline for _, deadline, _ in self._drains]
-        if self._live_at < _NEVER:
-            deadlines.append(self._live_at)
+        deadlines = [self._live_at, *(deadline for _, deadline, _ in self._drains)]
         if self._is_configured:
             deadlines += [device.deadline for device in self._devices if device.deadline is not None]
         if self._waiting_lines:
             deadlines += [
                 device.window_deadline for device in self._output_devices if device.pending and not device.stuck
             ]
-        if self._queries is not None and (query_at := self._queries.next_deadline) is not None:
-            deadlines.append(query_at)
+        if self._queries is not None:
+            deadlines.append(self._queries.next_deadline)
         if self._orphaned_at is not None:
             deadlines.append(self._orphaned_at + _ORPHAN_DRAIN_S)
-        if not deadlines:
-            return None
-        return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1)
+        first = min(deadlines)
+        return max(0.0, (first - time.monotonic()) * 1000 + 1) if first < _NEVER else None
 
     def _wake(self) -> None:
         """Wake the loop; called by the device threads."""
@@ -296,8 +293,8 @@ class LogWriterProcess:
 
     # -- files
 
-    def _use(self, path: bytes | None) -> LogFile | None:
-        if path is None:
+    def _use(self, path: bytes) -> LogFile | None:
+        if not path:
             return None
         file = self._files.get(path)
         if file is None:
@@ -444,13 +441,13 @@ class LogWriterProcess:
     def _open_stream(self, descriptor: int, key: Key, *values: Any) -> None:
         os.set_blocking(descriptor, False)
         stream = Stream(key, descriptor)
-        path, console, stream.prefix, stream.needles, filter_path, *flags = values
+        path, filter_path, console, stream.prefix, stream.needles, *flags = values
         stream.whole_lines, stream.is_terminal, stream.is_resumed = flags
         stream.file, stream.filtered = self._use(path), self._use(filter_path)
         if console:
             stream.console = self._err if console == 2 else self._consoles[console]
             stream.console.sources += 1
-        if stream.is_resumed and path is not None:
+        if stream.is_resumed and path:
             stream.tail = _end_of_file(path)
         self._streams[key] = stream
         self._by_descriptor[descriptor] = stream
@@ -545,7 +542,7 @@ class LogWriterProcess:
 
     # -- the end
 
-    def _end(self, timeout_s: float, until: float = float("inf")) -> NoReturn:
+    def _end(self, timeout_s: float, until: float = _NEVER) -> NoReturn:
         """Read what is left in the pipes, flush while the devices make progress, and exit."""
         for stream in list(self._by_descriptor.values()):
             self._read_available(stream)

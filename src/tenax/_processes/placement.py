@@ -122,8 +122,6 @@ class _Impossible(Exception):
 
 
 class _Planner:
-    """One plan for one host."""
-
     def __init__(
         self,
         mode: AffinityMode,

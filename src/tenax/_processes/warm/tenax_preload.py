@@ -61,10 +61,9 @@ class Trial:
 
 
 class Selection:
-    """The modules to import."""
+    """The modules to import, by name; ``auto`` stands for what the script imports."""
 
     def __init__(self, modules: "list[str]") -> None:
-        """``modules``: names; ``auto`` stands for what the script imports."""
         self.names: list[str] = []  # in order
         self.left_out: dict[str, str] = {}
         self._chosen: set[str] = set()  # by ``auto``
