@@ -1,1 +1,1 @@
-"""Worker logs: where output goes, and the process that writes it. Imports nothing, so that the log writer starts fast."""
+"""Worker logs: where output goes, and the process that writes it. Imports nothing: the log writer must start fast."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 MARK = "TENAX_KEEPER"
 _PLAIN = "tenax._processes.keeper_main"
 _DEATH_TIMEOUT_S = 1.0
-_NOT_FOUND, _NOT_EXECUTABLE, _CANNOT_START = 127, 126, 1
+# The exit codes that a shell would use for these errors: not found, not executable.
+_SHELL_CODES = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126, errno.EPERM: 126}
 
 
 class KeeperProcess(HelperHandle):
@@ -224,7 +225,7 @@ def _event(message: tuple[Any, ...]) -> events.AnyEvent:
         case ("started", generation, local_rank, pid):
             return events.WorkerStarted(generation, local_rank, pid)
         case ("start_failed", generation, local_rank, number, text, at):
-            return events.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
+            return events.WorkerStartFailed(generation, local_rank, text, _SHELL_CODES.get(number, 1), at)
         case ("exited", generation, local_rank, exit_code, requested, at):
             return events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
         case ("dump_refused", generation, local_rank, why):
@@ -234,10 +235,3 @@ def _event(message: tuple[Any, ...]) -> events.AnyEvent:
         case ("fenced", generation):
             return events.Fenced(generation, "this node was disconnected from the coordinator for too long")
     raise AssertionError(f"unknown message from the keeper: {message!r}")
-
-
-def _shell_code(number: int) -> int:
-    """Return the exit code that a shell would use for this errno."""
-    if number in (errno.ENOENT, errno.ENOTDIR):
-        return _NOT_FOUND
-    return _NOT_EXECUTABLE if number in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else _CANNOT_START

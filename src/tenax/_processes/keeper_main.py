@@ -79,6 +79,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _UNKILLABLE_WAIT_S = 2.0  # after the agent's death: how long to wait for a process that survives SIGKILL
 _MAX_THREADS_SHOWN = 100  # faulthandler shows the newest
 _MAX_OPEN_FILES = 65536
+_NEVER = float("inf")
 _MAX_SCANS = 1000  # of a tree that grows while it is killed; each death triggers another scan anyway
 
 # Signals that a scheduler or user may send to every process of a job: the keeper ignores them.
@@ -115,7 +116,7 @@ class Keeper:
         self._clear_number = 0  # in its generation; 0: after a kill
         self._killing = False
         self._held: list[int] = []  # local ranks of the workers that stay when the node is cleared
-        self._lease_ends_at: float | None = None
+        self._lease_ends_at = _NEVER
         self._is_lease_expired = False  # no worker may run until it is renewed
         self._is_fenced = False  # the lease expired with workers alive, and they are being killed
         self._kept: dict[str, int] = {}
@@ -163,7 +164,7 @@ class Keeper:
                     self._serve()
                 if self._warm_pool is not None:
                     self._update_warm_pool(self._warm_pool)
-                if self._lease_ends_at is not None and time.monotonic() >= self._lease_ends_at:
+                if time.monotonic() >= self._lease_ends_at:
                     self._fence()
         except ChannelClosed:
             self._shut_down(deaths)
@@ -186,18 +187,16 @@ class Keeper:
                 case ("end", generation, local_rank, number):
                     self._end(generation, local_rank, number)
                 case ("clear", generation, held, number):
-                    self._clear_number = number
-                    self._clear(generation, held)
+                    self._clear(generation, held, number)
                 case ("adopt", generation, local_rank, following):
                     self._adopt(generation, local_rank, following)
                 case ("kill", generation):
                     self._start_pending(at_once=True)
-                    self._clearing = generation
                     self._killing = True
-                    self._held, self._clear_number = [], 0
+                    self._clearing, self._held, self._clear_number = generation, [], 0
                     self._settle()
                 case ("hold", seconds):
-                    self._lease_ends_at = time.monotonic() + seconds if seconds > 0 else None
+                    self._lease_ends_at = time.monotonic() + seconds if seconds > 0 else _NEVER
                     self._is_lease_expired = False
                 case ("keep", name):
                     self._release(name)
@@ -213,14 +212,14 @@ class Keeper:
             os.close(descriptor)
 
     def _timeout_ms(self) -> float | None:
-        pool_at = self._warm_pool.next_deadline() if self._warm_pool is not None else None
-        moments = [moment for moment in (self._lease_ends_at, pool_at) if moment is not None]
-        return max(0.0, min(moments) - time.monotonic()) * 1000 if moments else None
+        pool_at = self._warm_pool.next_deadline() if self._warm_pool is not None else _NEVER
+        first = min(self._lease_ends_at, pool_at)
+        return max(0.0, first - time.monotonic()) * 1000 if first < _NEVER else None
 
     def _fence(self) -> None:
         """The lease expired: kill all descendants but the standbys, including those that dead workers left behind."""
         self._start_pending(at_once=True)
-        self._lease_ends_at = None
+        self._lease_ends_at = _NEVER
         self._is_lease_expired = True
         if not self._reap() or not self._workers:  # reap first: a worker that is already dead did not die of this
             return
@@ -401,10 +400,10 @@ class Keeper:
         if self._is_lease_expired:
             self._fence()
 
-    def _clear(self, generation: int, held: list[int]) -> None:
+    def _clear(self, generation: int, held: list[int], number: int) -> None:
         """Clean up after the workers: SIGTERM to the groups of workers that were stopped, SIGKILL to the rest."""
         self._start_pending(at_once=True)
-        self._clearing, self._held = generation, held
+        self._clearing, self._held, self._clear_number = generation, held, number
         for worker in self._workers.values():
             if worker.stop_requested:
                 _stop(os.killpg, worker.pid, signal.SIGTERM)

@@ -61,9 +61,7 @@ class ThreadShares(msgspec.Struct, frozen=True):
 
 def devices_of_ranks(local_world_size: int, pci_bus_ids: Sequence[str | None]) -> tuple[str | None, ...]:
     """Return the GPU of each local rank: ``local_rank % device_count``, as training scripts choose it."""
-    if not pci_bus_ids:
-        return (None,) * local_world_size
-    return tuple(pci_bus_ids[rank % len(pci_bus_ids)] for rank in range(local_world_size))
+    return tuple(itertools.islice(itertools.cycle(pci_bus_ids or [None]), local_world_size))
 
 
 def plan_placement(

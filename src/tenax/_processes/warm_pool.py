@@ -37,6 +37,7 @@ _MAX_WAIT_S = 60.0  # for imports, and again for a fork
 _MAX_OUTPUT = 4096
 _MAX_LOST = 10  # standbys, in addition to twice the target
 _SIGNALLED = 128  # an exit code above this: the template died of that signal
+_NEVER = float("inf")
 
 
 class WarmPool:
@@ -60,7 +61,7 @@ class WarmPool:
         self._forking: list[socket.socket] = []  # sockets of the standbys being forked
         self._fork_requests = 0  # sent so far
         self._dead_early: set[int] = set()  # pids that died before the template announced them
-        self._refill_at: float | None = None
+        self._refill_at = _NEVER
         self._messages: list[tuple[Any, ...]] = []  # for the agent
         self._lost = 0  # standbys that died since one became a worker
         self._waiting_since: float | None = None
@@ -77,12 +78,12 @@ class WarmPool:
         watched = [self._channel.fileno()] if self.is_open and not self._is_channel_closed else []
         return watched + ([self._output] if self._output >= 0 else [])
 
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         """Return the time of the next refill, report or timeout."""
-        moments = [] if self._refill_at is None else [self._refill_at]
-        if self._waiting_since is not None and self.is_worth_waiting:
-            moments.append(self._waiting_since + (_MAX_WAIT_S if self._has_reported_slow else _REPORT_SLOW_AFTER_S))
-        return min(moments, default=None)
+        if self._waiting_since is None or not self.is_worth_waiting:
+            return self._refill_at
+        wait_s = _MAX_WAIT_S if self._has_reported_slow else _REPORT_SLOW_AFTER_S
+        return min(self._refill_at, self._waiting_since + wait_s)
 
     def has_timed_out(self, now: float) -> bool:
         """Return whether the waiting workers should start cold now."""
@@ -105,9 +106,9 @@ class WarmPool:
 
     def refill(self, now: float) -> None:
         """If due, fork as many standbys as the next start needs."""
-        if self._refill_at is None or now < self._refill_at:
+        if now < self._refill_at:
             return
-        self._refill_at = None
+        self._refill_at = _NEVER
         if self._is_ready and not self._forking:
             self._fork_standbys(self._target - len(self._standbys))
 
@@ -152,7 +153,7 @@ class WarmPool:
             with self._standbys.pop(pid) as sock:
                 if self._hand_over(sock, spec, error_writer, *descriptors):
                     self._lost = 0
-                    self._refill_at = time.monotonic() + _REFILL_DELAY_S if self._target else None
+                    self._refill_at = time.monotonic() + _REFILL_DELAY_S if self._target else _NEVER
                     return pid
         return 0
 
@@ -267,7 +268,7 @@ class WarmPool:
             return
         self.is_open = False
         self._is_ready = False
-        self._refill_at = None
+        self._refill_at = _NEVER
         self._channel.close()
         self._close_forking()
         if why:

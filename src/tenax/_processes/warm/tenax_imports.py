@@ -124,7 +124,8 @@ def _statements(body: "list[ast.stmt]") -> "Iterator[ast.stmt]":
         node = waiting.pop(0)
         if isinstance(node, ast.If):
             is_main_guard = ast.unparse(node.test) == "__name__ == '__main__'"
-            certain = node.body if is_main_guard else node.orelse if _is_for_types(node.test) else None
+            name = getattr(node.test, "attr", getattr(node.test, "id", ""))
+            certain = node.body if is_main_guard else node.orelse if name == "TYPE_CHECKING" else None
             waiting[:0] = [_uncertain(node)] if certain is None else certain
         elif isinstance(node, ast.Try):
             doubtful = [_uncertain(handler) for handler in node.handlers]
@@ -166,11 +167,6 @@ def _is_harmless_call(node: ast.expr) -> bool:
     while isinstance(function, ast.Attribute):
         function = function.value
     return isinstance(function, ast.Name) and function.id in _HARMLESS_CALLS
-
-
-def _is_for_types(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
-    return name == "TYPE_CHECKING"
 
 
 def _names(node: "ast.Import | ast.ImportFrom", module: str, path: str) -> "Iterator[str]":
