@@ -113,11 +113,9 @@ def parse_nproc(value: str, environ: Mapping[str, str], roots: Roots = _HOST) ->
         count = len(visible_gpus(environ, roots))
         if not count and any(os.path.exists(f"{roots.dev}/{node}") for node in _UNCOUNTED_NODES):
             count = count_with_torch("cuda", environ)
-        if not count and word == "auto":
-            return count_cpus(roots)
-        if not count:
+        if not count and word == "gpu":
             raise ValueError(_no_gpu(environ, roots))
-        return count
+        return count or count_cpus(roots)
     if not word.isidentifier():
         raise ValueError(
             f"--nproc-per-node={value!r}: must be a number, auto, cpu, gpu, xpu or the name of a torch backend."
@@ -236,10 +234,7 @@ def _select(selector: str | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
         return tuple(gpus)
     entries = [entry.strip() for entry in selector.split(",")]
     # The first entry decides the kind of name; other kinds are invalid in the list.
-    find = _find_by_number
-    for prefix, finder in (("GPU-", _find_by_uuid), ("MIG-", _find_slice)):
-        if entries[0].startswith(prefix):
-            find = finder
+    find = {"GPU-": _find_by_uuid, "MIG-": _find_slice}.get(entries[0][:4], _find_by_number)
     chosen: dict[object, Gpu] = {}
     for entry in entries:
         found = find(entry, gpus)

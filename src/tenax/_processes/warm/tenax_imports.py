@@ -62,7 +62,11 @@ class _Scan:
         if path in self._seen or len(self._seen) >= _MAX_FILES or self.end:
             return
         self._seen.add(path)
-        body = _parsed(path)
+        try:
+            with open(path, "rb") as file:
+                body = ast.parse(file.read(), path).body
+        except (OSError, SyntaxError, ValueError, RecursionError):  # the worker will report it
+            return
         self.has_optimizers |= any(_is_optimizers(node) for statement in body for node in ast.walk(statement))
         for node in _statements(body):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -100,14 +104,6 @@ def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
-
-
-def _parsed(path: str) -> "list[ast.stmt]":
-    try:
-        with open(path, "rb") as file:
-            return ast.parse(file.read(), path).body
-    except (OSError, SyntaxError, ValueError, RecursionError):  # the worker will report it
-        return []
 
 
 def _is_optimizers(node: ast.AST) -> bool:
