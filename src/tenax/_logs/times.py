@@ -125,9 +125,6 @@ class TimesReader:
         return low
 
     def _read(self, offset: int, size: int) -> bytes:
-        if self._descriptor < 0:
-            return b""
-        try:
+        with suppress(OSError):  # there may be no file
             return os.pread(self._descriptor, size, offset)
-        except OSError:
-            return b""
+        return b""

@@ -603,14 +603,11 @@ class LogWriterProcess:
 def _end_of_file(path: bytes) -> Tail:
     """Return the last bytes of a log that an earlier log writer began."""
     tail = Tail()
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - TAIL_BYTES))
-            tail.data += file.read(TAIL_BYTES)
-            tail.end = file.tell()
-    except OSError:
-        pass  # start empty
+    with suppress(OSError), open(path, "rb") as file:  # otherwise start empty
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - TAIL_BYTES))
+        tail.data += file.read(TAIL_BYTES)
+        tail.end = file.tell()
     return tail
 
 

@@ -56,12 +56,10 @@ def is_zombie(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The name in parentheses may itself contain parentheses: only what follows the last one is safe to split.
-            return stat.read().rpartition(b")")[2].split()
-    except OSError:
-        return [b"", b"0"]
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
+        # The name in parentheses may itself contain parentheses: only what follows the last one is safe to split.
+        return stat.read().rpartition(b")")[2].split()
+    return [b"", b"0"]
 
 
 def wait_for_deaths(pids: list[int], timeout_s: float) -> bool:

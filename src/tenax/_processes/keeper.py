@@ -214,10 +214,9 @@ class KeeperProcess(HelperHandle):
         self._channel.close()
         self._channel = None
         pid, self.pid = self.pid, 0
-        try:
+        with suppress(ChildProcessError):  # other code in this process reaped it
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except ChildProcessError:  # other code in this process reaped it
-            return 0
+        return 0
 
 
 def _event(message: tuple[Any, ...]) -> events.AnyEvent:

@@ -639,11 +639,9 @@ def _kill(pid: int, family: set[int]) -> None:
 
 def _status(pid: int) -> dict[bytes, bytes]:
     """Return the fields of /proc/PID/status; empty if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return dict(line.split(b":", 1) for line in file if b":" in line)
-    except OSError:
-        return {}
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        return dict(line.split(b":", 1) for line in file if b":" in line)
+    return {}
 
 
 def _why_no_dump(status: dict[bytes, bytes], number: int) -> str:
@@ -673,10 +671,9 @@ def _stop(signal_it: Callable[[int, int], None], pid: int, number: int) -> None:
 
 def _is_in(get_id: Callable[[int], int], pid: int, leaders: set[int]) -> bool:
     """Return whether a process is in the session (``os.getsid``) or group (``os.getpgid``) of one of these leaders."""
-    try:
+    with suppress(OSError):
         return get_id(pid) in leaders
-    except OSError:
-        return False
+    return False
 
 
 def _renumber_descriptors(received: list[int], numbers: list[int], error_writer: int) -> tuple[int, dict[int, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 from tenax._core import events
 from tenax._io.interfaces import Launch
@@ -61,14 +62,12 @@ class ServerProcess:
     def _take_output(self) -> str:
         """Return what the program printed, and close the pipe."""
         output, self._output = self._output, -1
-        if output < 0:
-            return ""
-        try:
-            return os.read(output, _MAX_OUTPUT).decode(errors="replace")
-        except BlockingIOError:
-            return ""
-        finally:
+        text = b""
+        if output >= 0:
+            with suppress(BlockingIOError):
+                text = os.read(output, _MAX_OUTPUT)
             os.close(output)
+        return text.decode(errors="replace")
 
     def start(
         self,

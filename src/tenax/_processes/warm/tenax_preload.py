@@ -431,11 +431,9 @@ def _processes_and_threads() -> "Iterator[str]":
 
 
 def _name_of(process: str) -> str:
-    try:
-        with open(f"/proc/{process}/comm") as file:
-            return file.read().strip()
-    except OSError:  # it has exited
-        return "?"
+    with contextlib.suppress(OSError), open(f"/proc/{process}/comm") as file:
+        return file.read().strip()
+    return "?"  # it has exited
 
 
 def _descriptors() -> "dict[int, str]":
