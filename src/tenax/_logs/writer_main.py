@@ -88,9 +88,7 @@ class LogWriterProcess:
         self._held: set[DeviceThread] = set()
         self._is_forcing = False
         self._orphaned_at: float | None = None
-        self._ended: dict[Key, Stream] = {}  # the oldest first
-        self._ended_keys: list[list[Key]] = []  # by generation
-        self._ended_bytes = 0
+        self._ended: list[dict[Key, Stream]] = []  # by generation, the oldest first
         self._waiting_lines: list[str] = []  # the agent's, until all output before them is delivered
         self._queries: LogQueries | None = None  # created by the first query
         self._incarnation = 0
@@ -506,11 +504,11 @@ class LogWriterProcess:
         self._queries.add(request, streams, asked, incarnation, time.monotonic())
 
     def _find(self, key: Key) -> Stream | None:
-        return self._streams.get(key) or self._ended.get(key)
+        return next((streams[key] for streams in (self._streams, *self._ended[::-1]) if key in streams), None)
 
     def _forget(self, keys: Iterable[Key]) -> None:
         """Close these streams, and keep the ends of the most recent ones for queries."""
-        ended: list[Key] = []
+        ended: dict[Key, Stream] = {}
         for key in keys:
             stream = self._streams.pop(key, None)
             if stream is not None:
@@ -518,14 +516,12 @@ class LogWriterProcess:
                 if stream.descriptor >= 0:
                     self._end_stream(stream)
                 stream.tail.trim()
-                self._ended[key] = stream
-                self._ended_bytes += stream.tail.size
-                ended.append(key)
+                ended[key] = stream
         if ended:
-            self._ended_keys.append(ended)
-        while len(self._ended_keys) > _MAX_ENDED_GENERATIONS or self._ended_bytes > _MAX_ENDED_BYTES:
-            for key in self._ended_keys.pop(0):
-                self._ended_bytes -= self._ended.pop(key).tail.size
+            self._ended.append(ended)
+        sizes = [sum(stream.tail.size for stream in streams.values()) for streams in self._ended]
+        while len(sizes) > _MAX_ENDED_GENERATIONS or sum(sizes) > _MAX_ENDED_BYTES:
+            del self._ended[0], sizes[0]
 
     def _answer_drains(self, now: float) -> None:
         waiting = []

@@ -170,17 +170,29 @@ class KeeperProcess(HelperHandle):
 
     def _on_message(self, message: tuple[Any, ...]) -> None:
         match message:
-            case ("warm" | "cold" | "slow" | "printed", *_):
+            case ("started", generation, local_rank, pid):
+                self._pids[generation, local_rank] = pid
+                self._emit(events.WorkerStarted(generation, local_rank, pid))
+            case ("start_failed", generation, local_rank, number, text, at):
+                self._pids.pop((generation, local_rank), None)
+                code = _SHELL_CODES.get(number, 1)
+                self._emit(events.WorkerStartFailed(generation, local_rank, text, code, at))
+            case ("exited", generation, local_rank, exit_code, requested, at):
+                self._pids.pop((generation, local_rank), None)
+                exited = events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
+                self._emit(exited)
+            case ("dump_refused", generation, local_rank, why):
+                self._emit(events.StacksRefused(generation, local_rank, why))
+            case ("cleared", generation, held, number):
+                self._emit(events.NodeCleared(generation, tuple(held), number))
+            case ("fenced", generation):
+                reason = "this node was disconnected from the coordinator for too long"
+                self._emit(events.Fenced(generation, reason))
+            case _:
                 from tenax._processes.template import texts_for_user
 
                 for text in texts_for_user(message):
                     self._notify(text)
-                return
-            case ("started", generation, local_rank, pid):
-                self._pids[generation, local_rank] = pid
-            case ("exited" | "start_failed", generation, local_rank, *_):
-                self._pids.pop((generation, local_rank), None)
-        self._emit(_event(message))
 
     def _on_closed(self) -> None:
         code = self._reap()
@@ -217,20 +229,3 @@ class KeeperProcess(HelperHandle):
         with suppress(ChildProcessError):  # other code in this process reaped it
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return 0
-
-
-def _event(message: tuple[Any, ...]) -> events.AnyEvent:
-    match message:
-        case ("started", generation, local_rank, pid):
-            return events.WorkerStarted(generation, local_rank, pid)
-        case ("start_failed", generation, local_rank, number, text, at):
-            return events.WorkerStartFailed(generation, local_rank, text, _SHELL_CODES.get(number, 1), at)
-        case ("exited", generation, local_rank, exit_code, requested, at):
-            return events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
-        case ("dump_refused", generation, local_rank, why):
-            return events.StacksRefused(generation, local_rank, why)
-        case ("cleared", generation, held, number):
-            return events.NodeCleared(generation, tuple(held), number)
-        case ("fenced", generation):
-            return events.Fenced(generation, "this node was disconnected from the coordinator for too long")
-    raise AssertionError(f"unknown message from the keeper: {message!r}")
