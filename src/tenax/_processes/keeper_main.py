@@ -319,8 +319,7 @@ class Keeper:
                 os.close(descriptor)
         os.close(error_reader)
         os.set_blocking(output, False)
-        self._warm_pool = WarmPool(pid, ours, output, plan["standbys"], plan["setups"])
-        self._warm_pool.prepare(plan["modules"], plan["late"], plan["has_own_arguments"])
+        self._warm_pool = WarmPool(pid, ours, output, plan)
 
     def _watch_warm_pool(self, poll: select.poll, watched: set[int]) -> set[int]:
         wanted = set(self._warm_pool.descriptors()) if self._warm_pool is not None else set()

@@ -26,7 +26,6 @@ from tenax._processes.descendants import descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
 _REFILL_DELAY_S = 0.5  # after the last start, before standbys are forked for the next one
@@ -43,18 +42,13 @@ _NEVER = float("inf")
 class WarmPool:
     """One template and its standbys."""
 
-    def __init__(
-        self, pid: int, channel: Channel, output: int, standbys: int, setups: Sequence[dict[str, Any]] = ()
-    ) -> None:
-        """``pid``: the template's; ``output``: pipe with its output; ``standbys``: how many to keep ready.
-
-        ``setups``: what a standby calls, and its environment, by local rank; empty: nothing.
-        """
+    def __init__(self, pid: int, channel: Channel, output: int, plan: dict[str, Any]) -> None:
+        """``pid``: the template's; ``output``: pipe with its output; ``plan``: see ``KeeperProcess.prepare``."""
         self._pid = pid
         self._channel = channel
         self._output = output
-        self._target = standbys
-        self._setups = setups
+        self._target: int = plan["standbys"]  # to keep ready
+        self._setups: list[dict[str, Any]] = plan["setups"]  # what a standby calls, by local rank; empty: nothing
         self._set_up_for: dict[int, int] = {}  # local rank by pid of a standby
         self._is_ready = False
         self._standbys: dict[int, socket.socket] = {}  # by pid
@@ -68,9 +62,7 @@ class WarmPool:
         self._has_reported_slow = False
         self._is_channel_closed = False  # the template is exiting; the keeper reaps it
         self.is_open = True
-
-    def prepare(self, modules: list[str], late: list[str], has_own_arguments: bool) -> None:
-        self._channel.send(("prepare", modules, late, has_own_arguments))
+        channel.send(("prepare", plan["modules"], plan["late"], plan["has_own_arguments"]))
 
     # --- what the keeper's loop needs -----------------------------------------------------------------------------
 

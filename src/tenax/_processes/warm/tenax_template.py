@@ -276,8 +276,7 @@ def _wait_for_end(pid: int) -> None:
 
 
 def _receive_spec(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]":
-    _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
-    descriptors = _descriptors_in(ancillary)
+    _, descriptors = _receive(sock, 1)
     if not descriptors:
         os._exit(1)  # the keeper is gone or closed the pool
     memory, *rest = descriptors
@@ -452,10 +451,8 @@ class _Channel:
                     descriptors = self._descriptors[:count]
                     del self._descriptors[:count]
                     return message, descriptors
-            data, ancillary, _, _ = self._sock.recvmsg(
-                1 << 16, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
-            )
-            self._descriptors += _descriptors_in(ancillary)
+            data, descriptors = _receive(self._sock, 1 << 16)
+            self._descriptors += descriptors
             if not data:
                 os._exit(0)
             self._received += data
@@ -467,10 +464,11 @@ class _Channel:
         self._sock.close()
 
 
-def _descriptors_in(ancillary: "list[tuple[int, int, bytes]]") -> "list[int]":
-    found: list[int] = []
+def _receive(sock: "socket.socket", size: int) -> "tuple[bytes, list[int]]":
+    data, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             count = len(payload) // 4
-            found += struct.unpack(f"{count}i", payload[: count * 4])
-    return found
+            descriptors += struct.unpack(f"{count}i", payload[: count * 4])
+    return data, descriptors
