@@ -56,10 +56,7 @@ def check_stuck(harness: Harness, read_end: int, console: int, log: Path) -> Non
     with harness.log_writer(console, console, stuck_after_s=0.05, queue_bytes=1 << 16) as writer:
         worker = start_worker(writer.open_stream("w", path=str(log), console=1), count)
         assert worker.wait(30) == 0
-        losses = writer.drain_now(60)
-        assert losses.file_bytes == {}
-        assert losses.still_open == ()
-        assert losses.console_lines > 1000
+        assert writer.drain_now(60) == []
         assert read(log) == numbers(count)
         reader = harness.reader(read_end)
         reader.wait_for(lambda data: NOT_SHOWN.search(data) is not None)
@@ -76,7 +73,7 @@ def check_stuck(harness: Harness, read_end: int, console: int, log: Path) -> Non
             missing += int(gap[1])
             expected += int(gap[1])
     assert expected == count
-    assert missing == losses.console_lines
+    assert missing > 1000
 
 
 def test_a_stuck_pipe_never_blocks_a_worker(harness: Harness, tmp_path: Path) -> None:
@@ -102,7 +99,7 @@ def test_a_slow_console_gets_every_line(harness: Harness) -> None:
             pause(0.003)
             shown += os.read(read_end, 4096)
         assert worker.wait(10) == 0
-        assert writer.drain_now(10).is_complete
+        assert writer.drain_now(10) == []
     assert shown == numbers(count)
 
 
@@ -119,7 +116,7 @@ def test_a_console_that_accepts_a_few_bytes_is_not_stuck(harness: Harness) -> No
         while len(shown) < count * LINE_BYTES:
             shown += os.read(read_end, 1 << 16)
         assert worker.wait(10) == 0
-        assert writer.drain_now(10).is_complete
+        assert writer.drain_now(10) == []
     assert shown == numbers(count)
 
 
@@ -130,7 +127,7 @@ def test_finish_waits_for_a_slow_console(harness: Harness) -> None:
     with harness.log_writer(console, console, queue_bytes=1 << 22) as writer:
         worker = start_worker(writer.open_stream("w", console=1), count)
         assert worker.wait(10) == 0
-        assert writer.drain_now(10).is_complete
+        assert writer.drain_now(10) == []
         slow = subprocess.Popen(
             [
                 sys.executable,
@@ -144,25 +141,26 @@ def test_finish_waits_for_a_slow_console(harness: Harness) -> None:
         assert slow.stdout is not None
         assert select.select([slow.stdout], [], [], 30)[0], "it has started"
         reader = harness.reader(os.dup(slow.stdout.fileno()))
-        assert writer.finish(0.3).is_complete
+        writer.finish(0.3)
     slow.wait(10)
     slow.stdout.close()
     assert reader.all() == numbers(count)
 
 
 def test_a_stuck_console_does_not_delay_the_end(harness: Harness) -> None:
-    """finish() gives it up after its timeout and counts the loss."""
-    _, console = harness.pipe()
+    """finish() gives it up after its timeout."""
+    read_end, console = harness.pipe()
     with harness.log_writer(console, console) as writer:
         end = writer.open_stream("w", console=1)
         os.write(end, b"z" * 99 + b"\n")
         os.write(end, (b"z" * 99 + b"\n") * 4000)
         os.close(end)
-        assert writer.drain_now(10).is_complete
+        assert writer.drain_now(10) == []
         before = os.times().elapsed
-        losses = writer.finish(0.1)
+        writer.finish(0.1)
         assert os.times().elapsed - before < 1.0
-        assert losses.console_bytes > 100_000
+    os.set_blocking(read_end, False)
+    assert len(os.read(read_end, 1 << 20)) < 300_000
 
 
 def test_stderr_reports_what_a_stuck_stdout_lost(harness: Harness) -> None:
@@ -174,19 +172,19 @@ def test_stderr_reports_what_a_stuck_stdout_lost(harness: Harness) -> None:
         worker = start_worker(writer.open_stream("w", console=1), count)
         assert worker.wait(30) == 0
         writer.drain_now(10)
-        losses = writer.finish(0.05)
+        writer.finish(0.05)
     os.set_blocking(out_read, False)
     shown = os.read(out_read, 1 << 20)
     assert numbers(count).startswith(shown)
+    *began, at_the_end = err_reader.all().splitlines(keepends=True)
+    assert set(began) == {
+        b"tenax: stdout is blocked: its lines are dropped and counted until it accepts output again\n"
+    }
+    lost = NOT_SHOWN.fullmatch(at_the_end)
+    assert lost is not None
     # On a busy machine stdout may count as stuck too early: then lines of tenax are not shown either.
-    own_bytes = losses.console_bytes - (count * LINE_BYTES - len(shown))
-    assert 0 <= own_bytes < 10 * LINE_BYTES
-    *began, at_the_end = err_reader.all().decode().splitlines()
-    assert set(began) == {"tenax: stdout is blocked: its lines are dropped and counted until it accepts output again"}
-    assert at_the_end == (
-        f"tenax: {losses.console_lines} lines ({losses.console_bytes} bytes) were not shown: "
-        "the terminal did not accept them"
-    )
+    assert 0 <= int(lost[1]) - (count - shown.count(b"\n")) < 10
+    assert 0 <= int(lost[2]) - (count * LINE_BYTES - len(shown)) < 10 * LINE_BYTES
 
 
 def test_a_second_stop_request_ends_the_wait(harness: Harness) -> None:
@@ -212,8 +210,7 @@ def test_a_closed_reader_does_not_affect_workers(harness: Harness, tmp_path: Pat
         harness.close(out_read)
         worker = start_worker(writer.open_stream("w", path=str(tmp_path / "log"), console=1), 5000)
         assert worker.wait(30) == 0
-        losses = writer.drain_now(10)
-        assert losses.still_open == ()
+        assert writer.drain_now(10) == []
         writer.finish(1)
     assert read(tmp_path / "log") == numbers(5000)
     assert err_reader.all() == b"tenax: 5000 lines (405000 bytes) were not shown: Broken pipe\n"
@@ -228,8 +225,7 @@ def test_a_full_console_device_loses_only_its_own_lines(harness: Harness, tmp_pa
         worker = start_worker(writer.open_stream("w", path=str(tmp_path / "log"), console=1), 100)
         assert worker.wait(30) == 0
         writer.drain_now(10)
-        losses = writer.finish(1)
-    assert losses.console_lines == 100
+        writer.finish(1)
     assert read(tmp_path / "log") == numbers(100)
     assert err_reader.all() == b"tenax: 100 lines (8100 bytes) were not shown: No space left on device\n"
 
@@ -242,7 +238,7 @@ def test_a_non_blocking_console_loses_nothing(harness: Harness) -> None:
         worker = start_worker(writer.open_stream("w", console=1), 5000)
         worker.wait(30)
         reader = harness.reader(read_end)
-        assert writer.finish(5).is_complete
+        writer.finish(5)
     assert reader.all() == numbers(5000)
 
 
@@ -396,7 +392,7 @@ def test_the_last_line_waits_for_the_other_console_and_the_files(harness: Harnes
         os.close(end)
         writer.print("the end", after_output=True)
         writer.print("and the line after it")
-        assert writer.drain_now(10).is_complete
+        assert writer.drain_now(10) == []
         assert not select.select([err_end], [], [], 0.05)[0], "it did not wait for stdout"
         shown = harness.reader(out_end)
         shown.wait_for(lambda data: len(data) == 20_000)

@@ -98,8 +98,7 @@ def test_a_killed_log_writer_is_replaced(harness: Harness, tmp_path: Path) -> No
         os.write(end, b"after\n")
         assert tail_now(writer, ["w"]) == {"w": b"before\nmeanwhile\nafter\n"}
         os.close(end)
-        losses = writer.drain_now(10)
-        assert losses.writer_restarts == 1
+        assert writer.drain_now(10) == []
     assert read(tmp_path / "log") == b"before\nmeanwhile\nafter\n"
     shown = reader.all().decode().splitlines()
     assert [line for line in shown if line.startswith("P:")] == ["P:before", "P:meanwhile", "P:after"]
@@ -121,7 +120,7 @@ def test_a_log_writer_killed_under_load_loses_only_what_it_held(harness: Harness
         os.kill(first_pid, signal.SIGKILL)
         assert writer.wait_for(lambda: writer.pid != first_pid, 10)
         assert worker.wait(30) == 0
-        assert writer.drain_now(10).still_open == ()
+        assert writer.drain_now(10) == []
     lines = read(tmp_path / "log").split(b"\n")
     assert lines.pop() == b""
     numbers = [int(line[:9]) for line in lines if len(line) == 40 and line[:9].isdigit()]
@@ -174,13 +173,13 @@ def test_a_stopped_log_writer_does_not_block_the_agent(harness: Harness) -> None
         os.kill(writer.pid, signal.SIGCONT)
         assert writer.wait_for(lambda: not writer.wants_to_write, 10)
         writer.print("flowing")
-        losses = writer.finish(5)
+        writer.finish(5)
     shown = reader.all().decode().splitlines()
     numbers = [int(line[:6]) for line in shown if line[:6].isdigit()]
     assert numbers == list(range(len(numbers)))
-    assert losses.own_lines == 7000 - len(numbers) > 0
+    assert len(numbers) < 7000
     assert shown[-2:] == [
-        f"tenax: {losses.own_lines} of tenax's own lines were not shown: too many at once",
+        f"tenax: {7000 - len(numbers)} of tenax's own lines were not shown: too many at once",
         "flowing",
     ]
 
@@ -307,14 +306,14 @@ def test_a_full_disk_fails_no_worker(harness: Harness, small_disk: Path) -> None
         ballast.unlink()
         os.write(end, b"after the flood\n")
         os.close(end)
-        losses = writer.drain_now(10)
+        assert writer.drain_now(10) == []
         kept = read(log)
         writer.finish(1)
-    (lost,) = losses.file_bytes.values()
     everything = b"".join(b"%079d\n" % number for number in range(20000)) + b"after the flood\n"
     # A full tmpfs may accept a little more a moment later, on another core: then there are several gaps.
     first, *gaps = re.split(rb"\[tenax: (\d+) bytes are missing here: No space left on device\]\n", kept)
-    assert sum(map(int, gaps[::2])) == lost > 0
+    lost = sum(map(int, gaps[::2]))
+    assert lost > 0
     at = 0
     for piece, missing in zip([first, *gaps[1::2]], [*map(int, gaps[::2]), 0], strict=True):
         text = piece if everything.startswith(piece, at) else piece.removesuffix(b"\n")  # a cut line gets a newline
@@ -322,7 +321,6 @@ def test_a_full_disk_fails_no_worker(harness: Harness, small_disk: Path) -> None
         at += len(text) + missing
     assert at == len(everything)
     assert kept.endswith(b"after the flood\n")
-    assert list(losses.file_bytes) == [str(log)]
     assert reader.all().decode().splitlines() == [
         f"tenax: could not write {log}: No space left on device; the workers continue, and lost bytes are counted",
         f"tenax: {lost} bytes are missing in {log}: No space left on device",
@@ -348,8 +346,7 @@ def test_a_log_file_is_created_once_the_disk_has_space(harness: Harness, small_d
         others[0].unlink()
         os.write(end, b"kept\n")
         os.close(end)
-        losses = writer.drain_now(10)
-        assert losses.file_bytes == {str(log): 5}
+        assert writer.drain_now(10) == []
         assert read(log) == b"[tenax: 5 bytes are missing here: No space left on device]\nkept\n"
 
 
@@ -362,8 +359,7 @@ def test_a_log_file_that_cannot_be_opened_is_reported_as_a_loss(harness: Harness
             end = writer.open_stream(key, path=str(path))
             os.write(end, b"lost\n")
             os.close(end)
-        losses = writer.drain_now(10)
-        assert losses.file_bytes == {str(tmp_path): 5, str(tmp_path / "missing" / "log"): 5}
+        assert writer.drain_now(10) == []
         writer.finish(1)
     shown = reader.all().decode()
     assert f"tenax: could not write {tmp_path}: Is a directory;" in shown

@@ -249,7 +249,7 @@ def test_a_query_for_many_files_leaves_descriptors_for_workers(writer: LogWriter
     assert writer.wait_for(lambda: bool(answers), TIMEOUT_S)
     assert texts(answers[0]) == [b"line %d" % generation for generation in range(1, 61)]
     assert answers[0]["left_out"] == []
-    assert writer.drain_now(TIMEOUT_S).is_complete
+    assert writer.drain_now(TIMEOUT_S) == []
     assert (tmp_path / "new.log").read_bytes() == b"new\n"
 
 
@@ -275,7 +275,6 @@ def test_a_query_waits_for_bytes_that_are_not_yet_in_the_file(tmp_path: Path) ->
     queries = LogQueries(lambda _: None, lambda _, answer: answers.append(answer), woken.set, 1, lambda: is_behind)
     queries.add(1, [("1.0.1", os.fsencode(path), 0, 0)], {"wait_s": 0.0}, 1, now=10.0)
     queries.update(10.0)
-    assert queries.next_deadline is not None
     assert 10.0 < queries.next_deadline < 11.0, "not at once again"
     path.write_bytes(b"one\ntwo\n")
     is_behind = False
@@ -288,7 +287,7 @@ def test_a_query_waits_for_bytes_that_are_not_yet_in_the_file(tmp_path: Path) ->
 @pytest.mark.parametrize("needle", [b"", b"other"], ids=["all", "others"])
 def test_lines_that_arrive_during_the_search_are_in_the_answer(needle: bytes) -> None:
     """The timeout passes while the thread still searches earlier bytes: it searches once more."""
-    stream, woken = Stream("1.0.1", 0, None, None, b"", [], None, whole_lines=True), threading.Event()
+    stream, woken = Stream("1.0.1", 0), threading.Event()
     answers: list[dict[str, Any]] = []
     queries = LogQueries(lambda _: stream, lambda _, answer: answers.append(answer), woken.set, 1)
     queries.add(1, [("1.0.1", b"", 0, 0)], {"wait_s": 60.0, "needle": needle}, 1, now=10.0)

@@ -39,7 +39,6 @@ def test_an_empty_tree_gives_defaults(tmp_path: Path) -> None:
     """Without /sys, as on macOS or in a bare container."""
     topology = Topology(str(tmp_path / "nothing"))
     assert topology.nodes() == {}
-    assert topology.memory_nodes() == frozenset()
     assert topology.socket_of(0) is None
     assert topology.cores({1, 0}) == [{0}, {1}]
     assert topology.core_complexes({0, 1}) == []

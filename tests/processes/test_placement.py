@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenax._processes.devices import allowed_cpus, gpu_pci_bus_ids
-from tenax._processes.placement import Placement, PlacementError, devices_of_ranks, plan_placement, share_threads
+from tenax._processes.placement import (
+    Binding,
+    Placement,
+    PlacementError,
+    devices_of_ranks,
+    plan_placement,
+    share_threads,
+)
 from tenax.numa._sysfs import format_list, parse_list
 from tenax.numa._topology import Topology
 from tenax.numa.binding import AffinityMode, NumaOptions
@@ -60,8 +67,6 @@ class Machine:
         shared = {name: frozenset().union(*map(self.siblings, cores)) for name, cores in cores_of.items()}
         for number in range(self.sockets * self.nodes_per_socket):
             files[f"{node}/node{number}/cpulist"] = format_list(shared[f"node{number}"])
-        if "memory" not in self.hide:
-            files[f"{node}/has_memory"] = f"0-{self.sockets * self.nodes_per_socket - 1}"
         for number in self.cpus:
             core = number % self.cores
             here = f"{cpu}/cpu{number}"
@@ -119,12 +124,15 @@ def sets(placement: Placement) -> list[str]:
     return [format_list(binding.cpus) for binding in placement.bindings]
 
 
+def node_of(binding: Binding) -> str:
+    return binding.why.partition(",")[0].partition(" of ")[0]
+
+
 def test_node_gives_all_cpus_of_the_node_of_the_ranks_gpu(tmp_path: Path) -> None:
-    """Two GPUs on each of four nodes: each pair of workers gets its node and memory; the reason names the GPU."""
+    """Two GPUs on each of four nodes: each pair of workers gets its node; the reason names the GPU."""
     placement = plan(SERVER, tmp_path, NODE, SERVER.gpus)
     nodes = ["0-3,16-19", "4-7,20-23", "8-11,24-27", "12-15,28-31"]
     assert sets(placement) == [node for node in nodes for _ in range(2)]
-    assert [binding.memory_nodes for binding in placement.bindings] == [(n,) for n in (0, 0, 1, 1, 2, 2, 3, 3)]
     assert placement.bindings[2].why == f"NUMA node 1 of GPU {SERVER.gpus[2]}, CPUs 4-7,20-23"
     assert placement.why == (
         "workers are bound to CPUs (NUMA binding 'node'): local ranks 0-1 to CPUs 0-3,16-19, local ranks 2-3 to "
@@ -133,10 +141,9 @@ def test_node_gives_all_cpus_of_the_node_of_the_ranks_gpu(tmp_path: Path) -> Non
 
 
 def test_socket_gives_all_nodes_of_the_socket(tmp_path: Path) -> None:
-    """The CPUs and the memory of both nodes of a socket."""
+    """The CPUs of both nodes of a socket."""
     placement = plan(SERVER, tmp_path, SOCKET, SERVER.gpus)
     assert sets(placement) == ["0-7,16-23"] * 4 + ["8-15,24-31"] * 4
-    assert placement.bindings[7].memory_nodes == (2, 3)
     assert placement.bindings[7].why.startswith("NUMA nodes 2-3 of GPU ")
 
 
@@ -210,7 +217,7 @@ def test_more_workers_than_gpus_share_them_in_turn() -> None:
 def test_without_gpus_workers_are_spread_over_the_nodes(tmp_path: Path, workers: int, nodes: list[int]) -> None:
     """Equal nodes get equal numbers of workers, in order of rank."""
     placement = plan(SERVER, tmp_path, NODE, (None,) * workers)
-    assert [binding.memory_nodes[0] for binding in placement.bindings] == nodes
+    assert [node_of(binding) for binding in placement.bindings] == [f"NUMA node {node}" for node in nodes]
 
 
 def test_without_gpus_a_node_with_few_cores_gets_few_workers(tmp_path: Path) -> None:
@@ -283,12 +290,6 @@ def test_without_sysfs_a_binding_is_an_error(tmp_path: Path) -> None:
         plan_placement(NumaOptions(NODE), (None,), {0, 1}, Topology(str(tmp_path)))
 
 
-def test_unknown_memory_nodes_are_left_empty(tmp_path: Path) -> None:
-    """If the kernel does not report which nodes have memory."""
-    placement = plan(Machine(hide=frozenset({"memory"})), tmp_path, NODE, (None,))
-    assert placement.bindings[0].memory_nodes == ()
-
-
 MACHINES = [
     SERVER,
     LAPTOP,
@@ -336,9 +337,9 @@ def test_every_plan_satisfies_the_invariants(topologies: list[Topology], data: s
             if mode is EXCLUSIVE:
                 assert not any(core & mine and core & set(other.cpus) for core in cores)
     if mode is EXCLUSIVE:
-        sizes: dict[tuple[int, ...], list[int]] = {}
+        sizes: dict[str, list[int]] = {}
         for binding in placement.bindings:
-            sizes.setdefault(binding.memory_nodes, []).append(len(topology.cores(binding.cpus)))
+            sizes.setdefault(node_of(binding), []).append(len(topology.cores(binding.cpus)))
         assert all(max(each) - min(each) <= 1 and each == sorted(each, reverse=True) for each in sizes.values())
     shares = share_threads({}, len(devices), allowed, topology, placement)
     assert (shares is None) == (len(devices) == 1)

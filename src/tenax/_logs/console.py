@@ -14,6 +14,8 @@ import fcntl
 import os
 import select
 import stat
+from contextlib import suppress
+from itertools import accumulate
 
 from tenax._logs.device_thread import DeviceThread
 from tenax._logs.lines import with_prefix
@@ -38,12 +40,10 @@ class Console:
         self.refused_reason = ""  # error of the last failed write
         self._open_source: object = None  # the source of the unfinished line
         self._open_at_start = False  # it ended with a carriage return
-        self._dropped_lines = 0
-        self._dropped_bytes = 0
-        self._reported_lines = 0
-        self._reported_bytes = 0
-        self._refused_lines = 0  # counted by the device thread
-        self._refused_bytes = 0
+        # Lines and bytes not shown:
+        self._dropped = (0, 0)  # by the loop
+        self._refused = (0, 0)  # counted by the device thread
+        self._reported = (0, 0)
         self._live = b""
         self._live_waits = False
         self._drawn = b""
@@ -54,7 +54,7 @@ class Console:
             wake_loop,
             limit_bytes=limit_bytes,
             stuck_after_s=stuck_after_s,
-            waiting_in_device=_waiting_in_device(descriptor),
+            waiting_in_device=self._waiting_in_device,
         )
 
     # -- the loop's side
@@ -69,7 +69,7 @@ class Console:
         if not text:
             return
         if self.is_gone or self.device.drops:
-            self._drop(text)
+            self._dropped = _plus(self._dropped, text)
             return
         self.report_loss()
         at_returns = self.at_returns
@@ -81,9 +81,9 @@ class Console:
             self._open_source, self._open_at_start = source, at_returns and text.endswith(b"\r")
         self.device.put(shown, len(shown))
 
-    def write_line(self, text: bytes) -> None:
+    def write_line(self, text: str) -> None:
         """Queue whole lines of tenax itself."""
-        self.show(self, b"", text if text.endswith(b"\n") else text + b"\n")
+        self.show(self, b"", (text if text.endswith("\n") else text + "\n").encode("utf-8", "replace"))
 
     def set_live(self, text: str) -> None:
         """Set the live line; empty for none. Only a terminal has one."""
@@ -93,47 +93,45 @@ class Console:
                 self._live_waits = True
                 self.device.put(b"", 1)  # size 1: redrawing counts as pending
 
-    @property
-    def lost(self) -> tuple[int, int]:
-        """Lines and bytes not shown so far."""
-        return self._dropped_lines + self._refused_lines, self._dropped_bytes + self._refused_bytes
-
     def report_loss(self) -> None:
         """Write a line where lines are missing, once the device makes progress again."""
-        if self._dropped_bytes > self._reported_bytes and not self.is_gone and not self.device.drops:
+        if self._dropped[1] > self._reported[1] and not self.is_gone and not self.device.drops:
             line = self._turn_to(None) + self.unreported_loss().encode() + b"\n"
             self._open_source = None
             self.device.put(line, len(line))
 
     def unreported_loss(self) -> str:
         """Return the message about losses that were not reported yet, or an empty string. Marks them as reported."""
-        lines, size = self._dropped_lines, self._dropped_bytes
-        reason = "the terminal did not accept them"
-        if self.refused_reason:
-            lines, size, reason = *self.lost, self.refused_reason
-        lines, self._reported_lines = lines - self._reported_lines, lines
-        size, self._reported_bytes = size - self._reported_bytes, size
+        lost = self._dropped[0] + self._refused[0], self._dropped[1] + self._refused[1]
+        lines, size = lost[0] - self._reported[0], lost[1] - self._reported[1]
+        self._reported = lost
         if not size:
             return ""
-        count = "1 line" if lines == 1 else f"{lines} lines"
-        return f"tenax: {count} ({size} bytes) {'was' if lines == 1 else 'were'} not shown: {reason}"
+        count = f"1 line ({size} bytes) was" if lines == 1 else f"{lines} lines ({size} bytes) were"
+        return f"tenax: {count} not shown: {self.refused_reason or 'the terminal did not accept them'}"
 
     def give_up(self) -> None:
         """At exit: count what the device has not taken, including a queued loss report, as not shown."""
         unshown = b"".join([bytes(self._unwritten), *self.device.withdraw()])
         if unshown:
-            self._drop(unshown)
-            self._reported_lines = self._reported_bytes = 0
-
-    def _drop(self, text: bytes) -> None:
-        self._dropped_lines += text.count(b"\n") or 1
-        self._dropped_bytes += len(text)
+            self._dropped = _plus(self._dropped, unshown)
+            self._reported = (0, 0)
 
     def _turn_to(self, source: object) -> bytes:
         """Return what must be written before this source may start a line."""
         if self._open_source is None or self._open_source is source:
             return b""
         return _ERASE_ROW if self._open_at_start and self.is_terminal else b"\n"
+
+    def _waiting_in_device(self) -> int:
+        """Return how much the kernel holds for the reader: constant while that takes nothing."""
+        import termios
+
+        is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
+        answer = b""
+        with suppress(OSError):
+            answer = fcntl.ioctl(self._descriptor, termios.FIONREAD if is_pipe else termios.TIOCOUTQ, b"\0\0\0\0")
+        return int.from_bytes(answer, "little")
 
     # -- the thread's side
 
@@ -179,33 +177,16 @@ class Console:
                 view = self._unwritten = view[count:]
                 self.device.on_written(count)
         if view:
-            self._refused_lines += bytes(view).count(b"\n") or 1
-            self._refused_bytes += len(view)
+            self._refused = _plus(self._refused, bytes(view))
             self._unwritten = memoryview(b"")
             self.device.on_written(len(view))
 
 
-def _waiting_in_device(descriptor: int) -> Callable[[], int]:
-    """Return a function that reads how much the kernel holds for the reader: constant while that takes nothing."""
-
-    def waiting() -> int:
-        import termios
-
-        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        try:
-            answer = fcntl.ioctl(descriptor, termios.FIONREAD if is_pipe else termios.TIOCOUTQ, b"\0\0\0\0")
-        except OSError:
-            return 0
-        return int.from_bytes(answer, "little")
-
-    return waiting
+def _plus(lost: tuple[int, int], text: bytes) -> tuple[int, int]:
+    return lost[0] + (text.count(b"\n") or 1), lost[1] + len(text)
 
 
 def _first_columns(text: str, width: int) -> str:
     """Return as much of the text as fits into one row; East Asian characters take two columns."""
-    used = 0
-    for index, character in enumerate(text):
-        used += 2 if character >= "\u1100" else 1
-        if used > width:
-            return text[:index]
-    return text
+    used = accumulate(2 if character >= "\u1100" else 1 for character in text)
+    return text[: sum(columns <= width for columns in used)]

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import _thread
 import signal
+from _queue import Empty, SimpleQueue  # `queue` itself is a slow import
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,11 +57,8 @@ class DeviceThread:
         self.wake_when_empty = False
         self.written = 0  # bytes that the device took or that were given up
         self.pending = 0  # bytes that were put and not yet processed
-        self._items: list[tuple[Any, int]] = []
-        self._lock = _thread.allocate_lock()
-        self._wakeup = _thread.allocate_lock()
-        self._wakeup.acquire()
-        self._asleep = False
+        self._items: SimpleQueue[tuple[Any, int]] = SimpleQueue()  # with their sizes
+        self._lock = _thread.allocate_lock()  # of ``pending``
         self._seen: tuple[int, int] = (0, 0)
         self._window_end = 0.0
         self._interrupted = False
@@ -70,17 +69,13 @@ class DeviceThread:
 
     def put(self, item: Any, size: int) -> None:
         with self._lock:
-            self._items.append((item, size))
             self.pending += size
-            ring = self._asleep
-            self._asleep = False
-        if ring:
-            self._wakeup.release()
+        self._items.put((item, size))
 
     def withdraw(self) -> list[Any]:
         """Remove and return the items that the thread has not taken yet."""
+        items = self._take(float("inf"))
         with self._lock:
-            items, self._items = self._items, []
             self.pending -= sum(size for _, size in items)
         return [item for item, _ in items]
 
@@ -154,26 +149,20 @@ class DeviceThread:
             self._wake_loop()
 
     def _write_next(self) -> None:
+        first = self._items.get()
+        items = [first, *self._take(_BATCH_BYTES - first[1])]
+        self._consume([item for item, _ in items])
         with self._lock:
-            batch, size = self._take()
-            self._asleep = not batch
-        if not batch:
-            self._wakeup.acquire()
-            return
-        self._consume(batch)
-        with self._lock:
-            self.pending -= size
+            self.pending -= sum(size for _, size in items)
         left = self.pending
         if (self.holding and left <= self.limit_bytes // 2) or (self.wake_when_empty and left == 0):
             self._wake_loop()
 
-    def _take(self) -> tuple[list[Any], int]:
-        count = size = 0
-        for _, item_size in self._items:
-            if count and size + item_size > _BATCH_BYTES:
-                break
-            count += 1
-            size += item_size
-        batch = [item for item, _ in self._items[:count]]
-        del self._items[:count]
-        return batch, size
+    def _take(self, limit_bytes: float) -> list[tuple[Any, int]]:
+        """Take waiting items until they have that size."""
+        items: list[tuple[Any, int]] = []
+        with suppress(Empty):
+            while limit_bytes > 0:
+                items.append(self._items.get_nowait())
+                limit_bytes -= items[-1][1]
+        return items

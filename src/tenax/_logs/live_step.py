@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from tenax.progress import LAYOUT, MAGIC
 
@@ -30,18 +31,15 @@ class LiveStep:
         return f"step {last:,}{took}{f', {phase}' if phase.isprintable() and phase else ''}"
 
     def _read(self) -> tuple[int, int, float, float, str] | None:
-        try:
+        data = again = b""
+        with suppress(OSError):  # no step so far
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError:  # no step so far
+            try:
+                data, again = (os.pread(descriptor, LAYOUT.size, 0) for _ in range(2))
+            finally:
+                os.close(descriptor)
+        if len(data) < LAYOUT.size or again != data:  # it is being written
             return None
-        try:
-            data = os.pread(descriptor, LAYOUT.size, 0)
-            if len(data) < LAYOUT.size or os.pread(descriptor, LAYOUT.size, 0) != data:  # it is being written
-                return None
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
         magic, first, last, first_at, last_at, count, phase = LAYOUT.unpack(data)
         name = phase.rstrip(b"\0").decode("utf-8", "replace")
         return (first, last, first_at, last_at, name) if magic == MAGIC and count else None

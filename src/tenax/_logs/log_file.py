@@ -48,18 +48,16 @@ class LogFile:
         if self._descriptor < 0:
             try:
                 self._descriptor = _opened(self.path)
-                self._look_at_file()
+                found = os.fstat(self._descriptor)
             except OSError as error:
                 self.reason = error.strerror or "the file could not be opened"
-        return self._descriptor >= 0
+                return False
+            if stat.S_ISREG(found.st_mode) and self._times is None:
+                from tenax._logs.times import TimesWriter
 
-    def _look_at_file(self) -> None:
-        found = os.fstat(self._descriptor)
-        if stat.S_ISREG(found.st_mode) and self._times is None:
-            self.began_at = self._position = found.st_size
-            from tenax._logs.times import TimesWriter
-
-            self._times = TimesWriter(self.path)
+                self.began_at = self._position = found.st_size
+                self._times = TimesWriter(self.path)
+        return True
 
     def append(self, data: bytes, at: float = 0.0) -> None:
         """Append data that arrived ``at`` that time; 0: do not record the time."""
@@ -99,17 +97,13 @@ class LogFile:
             line = line if was_at_line_start else b"\n" + line
             written = self._write(line)
             if written < len(line):
-                self._undo(written)
+                with suppress(OSError):  # remove the partial mark; in a pipe it stays
+                    os.ftruncate(self._descriptor, max(0, os.fstat(self._descriptor).st_size - written))
+                    self._position -= written
                 self._at_line_start = was_at_line_start
                 return False
             self._unmarked = 0
         return True
-
-    def _undo(self, count: int) -> None:
-        """Remove a partial gap mark. In a pipe it stays."""
-        with suppress(OSError):
-            os.ftruncate(self._descriptor, max(0, os.fstat(self._descriptor).st_size - count))
-            self._position -= count
 
     def _write(self, data: bytes) -> int:
         """Write and return how much the disk took."""

@@ -24,7 +24,6 @@ def open_pseudo_terminal(terminal: int) -> tuple[int, int]:
 
 
 def copy_size(terminal: int, pseudo_terminal: int) -> None:
-    """Give the pseudo-terminal the size of the terminal."""
     with suppress(OSError):  # the terminal is gone
         size = fcntl.ioctl(terminal, termios.TIOCGWINSZ, bytes(8))
         if size != fcntl.ioctl(pseudo_terminal, termios.TIOCGWINSZ, bytes(8)):

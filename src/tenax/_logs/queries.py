@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 _COALESCE_S = 0.05  # new data within that time is one answer
 _DISK_TIMEOUT_S = 5.0
 _WRITE_WAIT_S = 1.0  # for data that is still being written to a file
+_NEVER = float("inf")
 NO_DISK = "the disk with the log files does not respond"
 
 
 class _PendingQuery:
-    """One query that has not been answered."""
+    disk_deadline: float | None = None  # set while the thread reads
+    write_deadline: float | None = None  # for data that is still being written to a file
+    has_retried = False  # after its deadline
 
     def __init__(
-        self, request: int, streams: list[StreamRequest], query: Query, incarnation: int, deadline: float
+        self, request: int, streams: list[StreamRequest], asked: dict[str, Any], incarnation: int, now: float
     ) -> None:
         self.request = request
         self.streams = streams
-        self.query = query
         self.incarnation = incarnation  # of the log writer that returned the positions
-        self.deadline = deadline  # answer then in any case
-        self.due_at: float | None = deadline  # when to read; None: when there is new data
+        self.deadline = now + asked.pop("wait_s")  # answer then in any case
+        self.due_at = now if streams else _NEVER  # when to read: there may be lines already; never: at new data
+        self.until_over = asked.pop("until_over", False)  # the end of the streams is an answer
+        self.query = Query(**asked)
         self.seen: list[tuple[int, bool]] = []  # state of the streams at the last read
-        self.disk_deadline: float | None = None
-        self.write_deadline: float | None = None  # for data that is still being written to a file
-        self.has_retried = False  # after its deadline
-        self.until_over = False  # the end of the streams is an answer
 
 
 class LogQueries:
@@ -75,12 +75,7 @@ class LogQueries:
     def add(
         self, request: int, streams: list[StreamRequest], asked: dict[str, Any], incarnation: int, now: float
     ) -> None:
-        wait_s, until_over = asked.pop("wait_s"), asked.pop("until_over", False)
-        query = Query(**asked)
-        pending = self._open[request] = _PendingQuery(request, streams, query, incarnation, now + wait_s)
-        pending.until_over = until_over
-        if streams:
-            pending.due_at = now  # there may be lines already
+        self._open[request] = _PendingQuery(request, streams, asked, incarnation, now)
 
     def answer_now(self, now: float, requests: Iterable[int] = ()) -> None:
         """Answer these queries now, or all of them: the agent has news for them."""
@@ -90,14 +85,9 @@ class LogQueries:
                 pending.deadline = pending.due_at = now
 
     @property
-    def next_deadline(self) -> float | None:
-        deadlines = []
-        for pending in self._open.values():
-            if pending.disk_deadline is not None:
-                deadlines.append(pending.disk_deadline)
-            else:
-                deadlines.append(pending.deadline if pending.due_at is None else min(pending.due_at, pending.deadline))
-        return min(deadlines, default=None)
+    def next_deadline(self) -> float:
+        waits = (pending.disk_deadline or min(pending.due_at, pending.deadline) for pending in self._open.values())
+        return min(waits, default=_NEVER)
 
     def update(self, now: float) -> None:
         """Process results and start what is due. Called after every round of the loop."""
@@ -109,9 +99,9 @@ class LogQueries:
             if pending.disk_deadline is not None:
                 if now >= pending.disk_deadline:
                     self._finish(pending, {"error": NO_DISK})
-            elif now >= pending.deadline or (pending.due_at is not None and now >= pending.due_at):
+            elif now >= min(pending.due_at, pending.deadline):
                 self._start(pending, now)
-            elif pending.due_at is None and self._stream_states(pending) != pending.seen:
+            elif pending.due_at == _NEVER and self._stream_states(pending) != pending.seen:
                 pending.due_at = now + _COALESCE_S
 
     def _stream_states(self, pending: _PendingQuery) -> list[tuple[int, bool]]:
@@ -126,7 +116,7 @@ class LogQueries:
             pending.deadline = max(pending.deadline, pending.due_at)
             return
         pending.seen = self._stream_states(pending)
-        pending.due_at = None
+        pending.due_at = _NEVER
         pending.disk_deadline = now + _DISK_TIMEOUT_S
         makers = [self._snapshot(stream_request, pending.incarnation) for stream_request in pending.streams]
         self._device.put((pending.request, makers, pending.query), 1)
@@ -179,28 +169,17 @@ class LogQueries:
         is_end = found.is_over and pending.until_over and bool(pending.streams)
         is_news = found.lines or found.left_out or found.is_more or is_end
         is_late = now >= pending.deadline
-        if not is_news and (not is_late or self._has_new_data(pending)):
+        # Data that arrived during the read must not be answered as empty. Read again only once.
+        has_new_data = not pending.has_retried and self._stream_states(pending) != pending.seen
+        if not is_news and (not is_late or has_new_data):
             pending.has_retried = is_late
             # Continue after what was searched without a match.
             starts = zip(pending.streams, found.positions, strict=True)
             pending.streams = [(key, path, group, start) for (key, path, group, _), start in starts]
             pending.incarnation = self._incarnation
             return
-        self._finish(
-            pending,
-            {
-                "lines": [(line.source, line.at, line.text) for line in found.lines],
-                "positions": found.positions,
-                "left_out": found.left_out,
-                "is_more": found.is_more,
-                "is_over": found.is_over,
-                "incarnation": self._incarnation,
-            },
-        )
-
-    def _has_new_data(self, pending: _PendingQuery) -> bool:
-        """Return whether data arrived during the read, which then must not be answered as empty. True only once."""
-        return not pending.has_retried and self._stream_states(pending) != pending.seen
+        lines = [(line.source, line.at, line.text) for line in found.lines]
+        self._finish(pending, {**found._asdict(), "lines": lines, "incarnation": self._incarnation})
 
     def _finish(self, pending: _PendingQuery, answer: dict[str, Any]) -> None:
         del self._open[pending.request]

@@ -17,8 +17,10 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
+from contextlib import suppress
 from heapq import merge
+from operator import attrgetter
 from typing import NamedTuple
 
 from tenax._logs.tail import TAIL_BYTES
@@ -36,6 +38,7 @@ _CHUNK = 256 << 10
 _LINE_COST = 128  # of a line in a result, besides its text
 _END_KEPT = 8 << 10  # at each end of a line that is too long
 _MAX_LINE = 2 * _END_KEPT
+_ENDLESS = float("inf")
 CUT = b"[...] "  # before the rest of a line whose start is gone
 
 FORGOTTEN = "are no longer in memory"
@@ -84,22 +87,19 @@ class Source:
         self.start = start
         self.lost: list[tuple[int, str]] = []  # bytes and why
         self.begin = first
-        self.is_whole = True  # nothing came before ``begin``; otherwise it is gone
         self._base = base
         self._path = b""  # of the file, if it can be read
         self._times: TimesReader | None = None
         self._limit = first  # the file is read up to here
         if path:
             self._open(path, in_memory)
-        if self.begin > 0:
-            self.is_whole = False
         if lost_why:
             self.lost.append((0, lost_why))
         if not in_memory and not self._path:
             self.lost.append((0, UNREADABLE if path else FORGOTTEN))
-        if is_resumed and not self._path:
-            self.is_whole = False
         self.is_resumed = is_resumed
+        # Whether nothing came before ``begin``; otherwise it is gone.
+        self.is_whole = self.begin == 0 and (bool(self._path) or not is_resumed)
 
     def _open(self, path: bytes, in_memory: bool) -> None:
         try:
@@ -126,18 +126,15 @@ class Source:
 
     def read(self, start: int, end: int) -> bytes:
         """Return these bytes; fewer at the end of the file's part, none at the end or on a disk error."""
-        if start < self._limit:
-            try:
-                descriptor = os.open(self._path, FOR_READING)
-            except OSError:
-                return b""
+        if start >= self._limit:
+            return self.data[start - self.first : end - self.first]
+        with suppress(OSError):
+            descriptor = os.open(self._path, FOR_READING)
             try:
                 return os.pread(descriptor, min(end, self._limit) - start, self._base + start)
-            except OSError:
-                return b""
             finally:
                 os.close(descriptor)
-        return self.data[start - self.first : end - self.first]
+        return b""
 
     def marks_of(self, start: int, end: int) -> list[Mark]:
         """Return the time marks for these positions, in order."""
@@ -165,13 +162,14 @@ class Line(NamedTuple):
     at: float
     text: bytes
     end: int  # the position after it; of an unfinished line, the position before it
-    order: float = 0.0  # the time, but monotonic within a source even if the clock is set back
+    order: tuple[int, float]  # group and time, which is monotonic within a source even if the clock is set back
     is_unfinished: bool = False  # the stream is open, and the next query returns the line again
 
 
-class QueryResult(NamedTuple):
-    """The result of a query."""
+_ORDER = attrgetter("order")
 
+
+class QueryResult(NamedTuple):
     lines: list[Line]
     positions: list[int]  # by source: where to continue
     left_out: list[tuple[int, int, str]]  # source, bytes (0: unknown), why
@@ -198,39 +196,35 @@ def following(sources: list[Source], query: Query) -> QueryResult:
         starts.append(start)
         lines, position = _forward(index, source, start, query)
         unfinished.append([lines.pop()] if lines and lines[-1].is_unfinished else [])
-        if position < source.end and (query.needle or lines):
-            stopped_at = lines[-1].order if lines else _time_at(source.marks_of(position, position + 1), position)
-            if _has_more(source, position):
-                horizon = min(horizon or (source.group, stopped_at), (source.group, stopped_at))
+        if (query.needle or lines) and _has_more(source, position):
+            at = _time(source.marks_of(position, position + 1), position)
+            stopped_at = lines[-1].order if lines else (source.group, at)
+            horizon = min(horizon or stopped_at, stopped_at)
         found.append(lines)
         positions.append(position)
         left_out += [(index, count, why) for count, why in source.lost]
     taken: list[Line] = []
     size = 0
-    ordered = _merged(sources, found)
-    for line in ordered:
+    for line in merge(*found, key=_ORDER):
         cost = len(line.text) + _LINE_COST
-        is_late = horizon is not None and (sources[line.source].group, line.order) > horizon
+        is_late = horizon is not None and line.order > horizon
         if is_late or (taken and size + cost > query.max_bytes):
             break
         size += cost
         taken.append(line)
-    if len(taken) < sum(map(len, found)):
-        kept = [0] * len(sources)
-        for line in taken:
-            kept[line.source] += 1
-        for index, lines in enumerate(found):
-            if kept[index] < len(lines):  # the rest is for the next query
-                positions[index] = lines[kept[index] - 1].end if kept[index] else starts[index]
+    kept = Counter(line.source for line in taken)
+    for index, lines in enumerate(found):
+        if kept[index] < len(lines):  # the rest is for the next query
+            positions[index] = lines[kept[index] - 1].end if kept[index] else starts[index]
     is_more = len(taken) < sum(map(len, found)) or horizon is not None
     if not is_more:
-        for line in _merged(sources, unfinished):
+        for line in merge(*unfinished, key=_ORDER):
             size += len(line.text) + _LINE_COST
             if taken and size > query.max_bytes:
                 left_out.append((line.source, len(line.text), TOO_MUCH))
             else:
                 taken.append(line)
-        taken.sort(key=lambda line: _key(sources, line))  # stable: each stream's lines stay in order
+        taken.sort(key=_ORDER)  # stable: each stream's lines stay in order
     is_over = not is_more and all(
         position >= source.end and not source.is_open for position, source in zip(positions, sources, strict=True)
     )
@@ -254,7 +248,7 @@ def last(sources: list[Source], query: Query) -> QueryResult:
         elif not source.is_whole:
             beginnings.append((index, source.begin, LOST if source.is_resumed else FORGOTTEN))
         left_out += [(index, count, why) for count, why in source.lost]
-    ordered = list(_merged(sources, found))
+    ordered = list(merge(*found, key=_ORDER))
     taken: list[Line] = []
     size = 0
     for line in reversed(ordered):
@@ -264,9 +258,9 @@ def last(sources: list[Source], query: Query) -> QueryResult:
         taken.append(line)
     taken.reverse()
     if len(taken) < query.last:
-        dropped: dict[int, int] = {}
+        dropped: Counter[int] = Counter()
         for line in ordered[: len(ordered) - len(taken)]:
-            dropped[line.source] = dropped.get(line.source, 0) + len(line.text) + 1
+            dropped[line.source] += len(line.text) + 1
         left_out += [(index, count, TOO_MUCH) for index, count in dropped.items()]
         if not dropped:
             left_out += [each for each in beginnings if not _is_older_than(sources[each[0]], query.since)]
@@ -277,26 +271,13 @@ def _is_older_than(source: Source, since: float) -> bool:
     """Return whether everything that is gone arrived before ``since``."""
     if not since:
         return False
-    at = _time_at(source.marks_of(source.begin, source.begin + 1), source.begin)
-    return 0 < at < since
-
-
-def _merged(sources: list[Source], found: list[list[Line]]) -> Iterator[Line]:
-    return merge(*found, key=lambda line: _key(sources, line))
-
-
-def _key(sources: list[Source], line: Line) -> tuple[int, float]:
-    return sources[line.source].group, line.order
+    return 0 < _time(source.marks_of(source.begin, source.begin + 1), source.begin) < since
 
 
 def _has_more(source: Source, position: int) -> bool:
     """Return whether more than an unfinished line follows that position."""
-    is_ended = not source.is_open
-    while position < source.end:
-        data = source.read(position, min(position + _CHUNK, source.end))
-        if not data:
-            return False
-        if is_ended or b"\n" in data:
+    while position < source.end and (data := source.read(position, min(position + _CHUNK, source.end))):
+        if not source.is_open or b"\n" in data:
             return True
         position += len(data)
     return False
@@ -356,35 +337,31 @@ def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cu
     dropped = 0
     is_hit = not needle
     at = latest = 0.0  # of the line, and the latest so far
-    while position < end:
-        data = source.read(position, min(position + _CHUNK, end))
-        if not data:
-            break
+    while position < end and (data := source.read(position, min(position + _CHUNK, end))):
         marks = source.marks_of(position, position + len(data))
-        mark_positions = [mark[0] for mark in marks]
         after, hit = 0, -1
         while (newline := data.find(b"\n", after)) >= 0:
             if line_start >= position:  # otherwise the line began in an earlier chunk, which set its time
-                at = _time(marks, mark_positions, line_start)
+                at = _time(marks, line_start)
             if needle and not line and hit < after:  # search once: a chunk has many lines
                 found = data.find(needle, after)
                 hit = found if found >= 0 else len(data)
             without = data.rfind(b"\n", after, hit) if needle and not line else -1
             if without >= 0:
                 newline, text = without, _SKIPPED
-                at = _time(marks, mark_positions, position + newline)
+                at = _time(marks, position + newline)
             else:
                 piece = data[after:newline]
                 is_wanted = (is_hit or needle in piece or (line and needle in line + piece)) and at >= since
                 text = _whole(line, piece, dropped) if is_wanted else _SKIPPED
             latest = max(latest, at)
-            yield Line(index, at, text, position + newline + 1, order=latest)
+            yield Line(index, at, text, position + newline + 1, (source.group, latest))
             after = newline + 1
             line_start = position + after
             line.clear()
             dropped, is_hit = 0, not needle
         if line_start >= position:
-            at = _time(marks, mark_positions, line_start)
+            at = _time(marks, line_start)
         line += data[after:]
         if len(line) > 2 * _MAX_LINE:
             is_hit = is_hit or needle in line
@@ -397,7 +374,7 @@ def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cu
         # The end of a stream ends its last line; of an open stream the next query returns the line again.
         is_unfinished = source.is_open
         stop = line_start if is_unfinished else position
-        yield Line(index, at, text, stop, order=max(latest, at), is_unfinished=is_unfinished)
+        yield Line(index, at, text, stop, (source.group, max(latest, at)), is_unfinished)
 
 
 def _whole(line: bytearray, piece: bytes, dropped: int) -> bytes:
@@ -408,10 +385,6 @@ def _whole(line: bytearray, piece: bytes, dropped: int) -> bytes:
     return text
 
 
-def _time(marks: list[Mark], mark_positions: list[int], position: int) -> float:
-    index = bisect_right(mark_positions, position) - 1
+def _time(marks: list[Mark], position: int) -> float:
+    index = bisect_right(marks, (position, _ENDLESS)) - 1
     return marks[index][1] if index >= 0 else 0.0
-
-
-def _time_at(marks: list[Mark], position: int) -> float:
-    return _time(marks, [mark[0] for mark in marks], position)

@@ -13,13 +13,15 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from enum import IntFlag
+from itertools import count
 
 import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _ENTRY_POINT_GROUP = "torchrun.logs_specs"
 _CONSOLE = ""  # in LogsDest: this stream is not captured in a file
@@ -135,7 +137,8 @@ class DefaultLogsSpecs(LogsSpecs):
             return ""
         if self._run_log_dir is None:
             os.makedirs(self.root_log_dir, exist_ok=True)
-            self._run_log_dir = _new_directory(self.root_log_dir, f"{_as_file_name(run_id)}_")
+            first = os.path.join(self.root_log_dir, _as_file_name(run_id))
+            self._run_log_dir = _new_directory(f"{first}_{os.urandom(2).hex()}" for _ in count())
         return self._run_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
@@ -154,18 +157,16 @@ class DefaultLogsSpecs(LogsSpecs):
             if worker_dir:
                 os.mkdir(worker_dir)
             error_file = worker_dir and os.path.join(worker_dir, "error.json")
-            destinations.error_files[local_rank] = error_file
-            envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = error_file
+            destinations.error_files[local_rank] = envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = error_file
             redirect, tee = redirects[local_rank], tees[local_rank]
+            is_visible = not self._local_ranks_filter or local_rank in self._local_ranks_filter
             for std, name, files, shown in (
                 (Std.OUT, "stdout.log", destinations.stdouts, destinations.tee_stdouts),
                 (Std.ERR, "stderr.log", destinations.stderrs, destinations.tee_stderrs),
             ):
-                is_kept = bool(worker_dir) and bool((redirect | tee) & std)
-                is_visible = not self._local_ranks_filter or local_rank in self._local_ranks_filter
-                files[local_rank] = (
-                    os.path.join(worker_dir, name) if is_kept else _CONSOLE if is_visible else os.devnull
-                )
+                elsewhere = _CONSOLE if is_visible else os.devnull
+                is_kept = worker_dir and (redirect | tee) & std
+                files[local_rank] = os.path.join(worker_dir, name) if is_kept else elsewhere
                 if tee & std and is_visible:
                     shown[local_rank] = files[local_rank] or os.devnull
         return destinations
@@ -174,15 +175,8 @@ class DefaultLogsSpecs(LogsSpecs):
         run_dir = self.open_run_log_dir(run_id)
         if not run_dir:
             return ""
-        number = 0
-        while True:
-            attempt_dir = os.path.join(run_dir, f"attempt_{restart_count}" + (f".{number}" if number else ""))
-            try:
-                os.mkdir(attempt_dir)
-            except FileExistsError:
-                number += 1
-            else:
-                return attempt_dir
+        first = os.path.join(run_dir, f"attempt_{restart_count}")
+        return _new_directory(f"{first}.{number}" if number else first for number in count())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DefaultLogsSpecs):
@@ -217,12 +211,8 @@ def line_prefix(
         return f"[{role_name}{local_rank}]:"
     from string import Template
 
-    known: dict[str, object] = {"role_name": role_name, "rank": rank, "local_rank": local_rank}
-    if generation is not None:
-        known["generation"] = generation
-    if host is not None:
-        known["host"] = host
-    return Template(template).safe_substitute(known)
+    macros = {"role_name": role_name, "rank": rank, "local_rank": local_rank, "generation": generation, "host": host}
+    return Template(template).safe_substitute({name: value for name, value in macros.items() if value is not None})
 
 
 def load_logs_specs(name: str | None) -> type[LogsSpecs]:
@@ -249,15 +239,13 @@ def _as_file_name(run_id: str) -> str:
     return re.sub(r"[^\w.+=@-]+", "_", run_id, flags=re.ASCII).lstrip(".")[:_MAX_RUN_NAME_LENGTH] or "run"
 
 
-def _new_directory(parent: str, prefix: str) -> str:
-    """Create a new directory with a unique name, with the user's umask."""
+def _new_directory(paths: Iterator[str]) -> str:
+    """Create the first of these directories that does not exist, with the user's umask."""
     while True:
-        path = os.path.join(parent, prefix + os.urandom(2).hex())
-        try:
+        path = next(paths)
+        with suppress(FileExistsError):
             os.mkdir(path)
-        except FileExistsError:
-            continue
-        return path
+            return path
 
 
 def _new_temporary_directory(environment: Mapping[str, str] = os.environ) -> str:

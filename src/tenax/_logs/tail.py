@@ -60,7 +60,6 @@ class Tail:
                 self.trim()
 
     def trim(self) -> None:
-        """Keep only the last ``TAIL_BYTES``."""
         del self.data[:-TAIL_BYTES]
         self._forget_marks()
 
@@ -72,7 +71,6 @@ class Tail:
         return bytes(self.data[max(0, position - self.first) :])
 
     def _forget_marks(self) -> None:
-        """Remove the marks of bytes that are gone."""
         from bisect import bisect_right  # here, because short output never needs it
 
         gone = max(0, bisect_right(self._positions, self.first) - 1)

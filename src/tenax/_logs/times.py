@@ -47,7 +47,6 @@ class TimesWriter:
         self._recorded_at = 0.0
 
     def record(self, position: int, at: float) -> None:
-        """Record that the bytes from this position on arrived at that time."""
         if self._is_disabled or -_MIN_INTERVAL_S < at - self._recorded_at < _MIN_INTERVAL_S:
             return
         self._recorded_at = at
@@ -94,15 +93,13 @@ class TimesReader:
         self._descriptor, self._count = -1, 0
 
     def between(self, start: int, end: int) -> list[Mark]:
-        """Return the marks for these positions."""
         marks: list[Mark] = []
         with self:
             offset = max(0, self._find(0, start) - 1) * _RECORD.size
             while len(data := self._read(offset, _READ_BYTES)) >= _RECORD.size:
                 data = data[: len(data) - len(data) % _RECORD.size]
                 offset += len(data)
-                for record in _RECORD.iter_unpack(data):
-                    position, at = int(record[0]), float(record[1])
+                for position, at in _RECORD.iter_unpack(data):
                     if position >= end:
                         return marks
                     marks.append((position, at))
@@ -128,9 +125,6 @@ class TimesReader:
         return low
 
     def _read(self, offset: int, size: int) -> bytes:
-        if self._descriptor < 0:
-            return b""
-        try:
+        with suppress(OSError):  # there may be no file
             return os.pread(self._descriptor, size, offset)
-        except OSError:
-            return b""
+        return b""

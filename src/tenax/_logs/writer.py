@@ -18,8 +18,6 @@ import signal
 import time
 from contextlib import suppress
 
-import msgspec
-
 from tenax._io.helper_channel import ChannelClosed
 from tenax._io.helper_process import HelperHandle, HelperUnavailable, spawn_helper
 
@@ -38,39 +36,13 @@ class LogWriterLost(HelperUnavailable):
     """The log writer died too often. The workers' output is not read any more."""
 
 
-class Losses(msgspec.Struct, frozen=True):
-    """What was not written, and where."""
-
-    console_lines: int = 0
-    console_bytes: int = 0
-    file_bytes: dict[str, int] = {}  # by path
-    own_lines: int = 0  # of the agent, dropped before they reached the log writer
-    still_open: tuple[Any, ...] = ()  # streams that did not end in time
-    writer_restarts: int = 0
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all output so far was written."""
-        return not (self.console_bytes or self.file_bytes or self.own_lines or self.still_open or self.writer_restarts)
-
-
-class _Stream(msgspec.Struct, frozen=True):
-    read_end: int
-    message: tuple[Any, ...]
-
-
 class LogWriter(HelperHandle):
     """One log writer process, restarted when it dies."""
 
-    def __init__(
-        self,
-        *,
-        stuck_after_s: float = 1.0,
-        queue_bytes: int = 8 << 20,
-    ) -> None:
+    def __init__(self, *, stuck_after_s: float = 1.0, queue_bytes: int = 8 << 20) -> None:
         self._settings = ("settings", stuck_after_s, queue_bytes)
         self.pid = 0
-        self._streams: dict[Any, _Stream] = {}
+        self._streams: dict[Any, tuple[int, tuple[Any, ...]]] = {}  # read end, and the message that opens it
         self._consoles: dict[int, int] = {}  # of ``open_console``: number -> descriptor
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
@@ -80,7 +52,6 @@ class LogWriter(HelperHandle):
         self._restarts = 0
         self._crash = ""
         self._unreaped: list[int] = []
-        self._losses = Losses()
         self._last_message_at = 0.0
         self._finish_message: tuple[Any, ...] | None = None
         self._is_finished = False
@@ -101,17 +72,17 @@ class LogWriter(HelperHandle):
         self,
         key: Hashable,
         *,
-        path: str | None = None,
+        path: str = "",
         console: int = 0,
         prefix: str = "",
         filters: Sequence[str] = (),
-        filter_path: str | None = None,
+        filter_path: str = "",
         whole_lines: bool = True,
         as_terminal: bool = False,
     ) -> int:
         """Open a pipe for one worker's stdout or stderr. Return the write end, which the caller closes.
 
-        ``path`` is the log file; ``console`` is 1 or 2 to show the lines there (0: not shown; from 3 on: one of
+        ``path`` is the log file, if any; ``console`` is 1 or 2 to show the lines there (0: not shown; from 3 on: one of
         ``open_console``). Lines that contain one of the ``filters`` are also written to ``filter_path``. Without
         ``whole_lines``, for a worker that has the console to itself, partial lines such as prompts are shown at once.
         With ``as_terminal``, the worker gets a pseudo-terminal of the size of the console instead of a pipe. The key
@@ -125,20 +96,13 @@ class LogWriter(HelperHandle):
             read_end, write_end = open_pseudo_terminal(console)
         else:
             read_end, write_end = os.pipe()
-            _enlarge(read_end)
-        needles = [needle.encode("utf-8", "surrogateescape") for needle in filters]
-        message = (
-            "open",
-            key,
-            _file_or_none(path),
-            console,
-            prefix.encode("utf-8", "surrogateescape"),
-            needles,
-            _file_or_none(filter_path) if needles else None,
-            whole_lines,
-            as_terminal,
-        )
-        self._streams[key] = _Stream(read_end, message)
+            if hasattr(fcntl, "F_SETPIPE_SZ"):
+                with suppress(OSError):  # a burst should not block the worker; the system may allow less
+                    fcntl.fcntl(read_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        text, *needles = (text.encode("utf-8", "surrogateescape") for text in (prefix, *filters))
+        files = os.fsencode(path), os.fsencode(filter_path if needles else "")
+        message = ("open", key, *files, console, text, needles, whole_lines, as_terminal)
+        self._streams[key] = (read_end, message)
         self._send((*message, False), [read_end])
         return write_end
 
@@ -148,7 +112,7 @@ class LogWriter(HelperHandle):
         if known:
             self._send(("forget", known))
         for key in known:
-            os.close(self._streams.pop(key).read_end)
+            os.close(self._streams.pop(key)[0])
 
     def tail(self, keys: Iterable[Hashable], callback: Callable[[dict[Any, bytes]], None]) -> None:
         """Request the last 64 KiB of these streams, including what is in their pipes."""
@@ -185,9 +149,12 @@ class LogWriter(HelperHandle):
         self._send(("answer_now", *requests))
 
     def drain(
-        self, timeout_s: float, callback: Callable[[Losses], None], keys: Iterable[Hashable] | None = None
+        self, timeout_s: float, callback: Callable[[list[Any]], None], keys: Iterable[Hashable] | None = None
     ) -> None:
-        """Call back when the streams (all, or these) have ended and are in their files, or time is up."""
+        """Call back when the streams (all, or these) have ended and are in their files, or time is up.
+
+        The callback gets the keys of the streams that are still open.
+        """
         self._request("drain", [timeout_s, None if keys is None else list(keys)], callback)
 
     # -- the agent's own lines
@@ -203,7 +170,6 @@ class LogWriter(HelperHandle):
             return
         if self._dropped_lines:
             text = f"tenax: {self._dropped_lines} of tenax's own lines were not shown: too many at once\n{text}"
-            self._losses = msgspec.structs.replace(self._losses, own_lines=self._losses.own_lines + self._dropped_lines)
             self._dropped_lines = 0
         self._send(("print", text, after_output))
 
@@ -235,16 +201,16 @@ class LogWriter(HelperHandle):
             self._serve(left_s)
         return True
 
-    def drain_now(self, timeout_s: float, keys: Iterable[Hashable] | None = None) -> Losses:
-        """``drain`` for users without a loop."""
-        answers: list[Losses] = []
+    def drain_now(self, timeout_s: float, keys: Iterable[Hashable] | None = None) -> list[Any]:
+        """``drain`` for users without a loop. Return the keys of the streams that are still open."""
+        answers: list[list[Any]] = []
         self.drain(timeout_s, answers.append, keys)
         self.wait_for(lambda: bool(answers), timeout_s + _EXTRA_WAIT_S)
-        return answers[0] if answers else msgspec.structs.replace(self._losses, still_open=tuple(self._streams))
+        return answers[0] if answers else list(self._streams)
 
     # -- the end
 
-    def finish(self, timeout_s: float, interrupt_descriptor: int = -1) -> Losses:
+    def finish(self, timeout_s: float, interrupt_descriptor: int = -1) -> None:
         """Let the log writer flush and exit. It gives up on a device that takes nothing for ``timeout_s``.
 
         When ``interrupt_descriptor`` becomes readable (a second Ctrl-C), it gets as long as after the agent's death:
@@ -265,10 +231,9 @@ class LogWriter(HelperHandle):
                 interrupted = self._serve(left_s, interrupt_descriptor)
             self._disconnect(kill=self._channel is not None and not interrupted)
         self._reap(wait=True)
-        for stream in self._streams.values():
-            os.close(stream.read_end)
+        for read_end, _ in self._streams.values():
+            os.close(read_end)
         self._streams.clear()
-        return self._losses
 
     # -- requests and restarts
 
@@ -293,36 +258,19 @@ class LogWriter(HelperHandle):
 
     def _on_message(self, message: tuple[Any, ...]) -> None:
         self._last_message_at = time.monotonic()
-        kind, *values = message
-        if kind in ("tails", "output_times"):
-            request, found = values
-            self._answer(request, dict(found))
-        elif kind == "query_result":
-            self._answer(*values)
-        elif kind == "drained":
-            request, still_open, losses = values
-            self._take_losses(losses)
-            self._answer(request, msgspec.structs.replace(self._losses, still_open=tuple(still_open)))
-        elif kind == "finished":
-            self._take_losses(values[0])
-            self._is_finished = True
-        elif kind == "crashed":
-            self._crash = values[0]
+        match message:
+            case ("answer", request, answer):
+                self._answer(request, answer)
+            case ("finished",):
+                self._is_finished = True
+            case ("crashed", traceback):
+                self._crash = traceback
 
     def _answer(self, request: int, answer: Any) -> None:
         _, callback = self._requests.pop(request, (None, None))
         self._resent.discard(request)
         if callback is not None:  # otherwise it was already answered
             callback(answer)
-
-    def _take_losses(self, losses: dict[str, Any]) -> None:
-        self._losses = Losses(
-            console_lines=losses["console_lines"],
-            console_bytes=losses["console_bytes"],
-            file_bytes={os.fsdecode(path): count for path, count in losses["file_bytes"].items()},
-            own_lines=self._losses.own_lines,
-            writer_restarts=self._restarts,
-        )
 
     def _serve(self, timeout_s: float, interrupt_descriptor: int = -1) -> bool:
         """Run one round of a small loop. Return whether ``interrupt_descriptor`` is readable."""
@@ -343,7 +291,6 @@ class LogWriter(HelperHandle):
         assert self._channel is not None
         self._disconnect()
         self._restarts += 1
-        self._losses = msgspec.structs.replace(self._losses, writer_restarts=self._restarts)
         if self._restarts > _MAX_RESTARTS:
             raise LogWriterLost(
                 f"the log writer died {self._restarts} times{self._why_it_died()}; "
@@ -352,8 +299,8 @@ class LogWriter(HelperHandle):
         self.start()
         for number, descriptor in self._consoles.items():
             self._send(("console", number), [descriptor])
-        for stream in self._streams.values():
-            self._send((*stream.message, True), [stream.read_end])
+        for read_end, message in self._streams.values():
+            self._send((*message, True), [read_end])
         self._send(self._live)
         what = f"the log writer died{self._why_it_died()} and was restarted"
         self._send(("print", f"tenax: {what}; lines that it held in memory are lost", False))
@@ -402,15 +349,3 @@ def _is_reaped(pid: int, wait: bool) -> bool:
     except (ChildProcessError, ProcessLookupError):  # other code in this process reaped it
         return True
     return bool(done)
-
-
-def _file_or_none(path: str | None) -> bytes | None:
-    return None if not path or path == os.devnull else os.fsencode(path)
-
-
-def _enlarge(pipe: int) -> None:
-    """Request a big pipe, so that a burst does not block the worker. The system may allow less."""
-    if not hasattr(fcntl, "F_SETPIPE_SZ"):
-        return
-    with suppress(OSError):
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

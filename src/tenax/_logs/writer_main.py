@@ -14,7 +14,7 @@ One thread runs the loop and never blocks on a device; each device has a ``Devic
 
     from the agent:  settings, console, open (both with a descriptor), tail, output_times, query, answer_now, print,
                      live, drain, forget, finish
-    to the agent:    tails, output_times, query_result, drained, flushing, finished, crashed
+    to the agent:    answer (to tail, output_times, query and drain), flushing, finished, crashed
 """
 
 from __future__ import annotations
@@ -58,41 +58,21 @@ _MAX_ENDED_GENERATIONS = 8
 class Stream:
     """One worker's stdout or stderr."""
 
-    def __init__(
-        self,
-        key: Key,
-        descriptor: int,
-        file: LogFile | None,
-        console: Console | None,
-        prefix: bytes,
-        needles: list[bytes],
-        filtered: LogFile | None,
-        whole_lines: bool,
-        is_terminal: bool = False,
-        is_resumed: bool = False,
-    ) -> None:
+    file: LogFile | None = None
+    filtered: LogFile | None = None  # gets the lines with one of the needles
+    console: Console | None = None
+    prefix = b""
+    whole_lines = True
+    is_terminal = False  # a pseudo-terminal, not a pipe
+    is_resumed = False  # an earlier log writer, which has died, read the first part
+    is_watched = False
+
+    def __init__(self, key: Key, descriptor: int) -> None:
         self.key = key
         self.descriptor = descriptor  # -1 when the stream has ended
-        self.file = file
-        self.console = console
-        self.prefix = prefix
-        self.needles = needles
-        self.filtered = filtered
-        self.whole_lines = whole_lines
+        self.needles: list[bytes] = []
         self.cutter = LineCutter()
         self.tail = Tail()
-        self.is_terminal = is_terminal  # a pseudo-terminal, not a pipe
-        self.is_resumed = is_resumed  # an earlier log writer, which has died, read the first part
-        self.is_watched = False
-
-
-class Drain:
-    """A request to be answered when these streams (None: all) have ended and are in their files."""
-
-    def __init__(self, request: int, deadline: float, keys: set[Key] | None) -> None:
-        self.request = request
-        self.deadline = deadline
-        self.keys = keys
 
 
 class LogWriterProcess:
@@ -101,16 +81,15 @@ class LogWriterProcess:
         self._streams: dict[Key, Stream] = {}
         self._by_descriptor: dict[int, Stream] = {}
         self._files: dict[bytes, LogFile] = {}
-        self._drains: list[Drain] = []
-        self._lost_in_files: dict[bytes, tuple[int, str]] = {}
+        # Requests to be answered at a deadline, or when these streams (None: all) have ended and are in their files.
+        self._drains: list[tuple[int, float, set[Key] | None]] = []
+        self._lost_in_files: dict[str, tuple[int, str]] = {}  # bytes and why, by path
         self._reported_reasons: set[str] = set()
         self._held: set[DeviceThread] = set()
         self._is_forcing = False
         self._orphaned_at: float | None = None
-        self._ended: dict[Key, Stream] = {}  # the oldest first
-        self._ended_keys: list[list[Key]] = []  # by generation
-        self._ended_bytes = 0
-        self._waiting_lines: list[bytes] = []  # the agent's, until all output before them is delivered
+        self._ended: list[dict[Key, Stream]] = []  # by generation, the oldest first
+        self._waiting_lines: list[str] = []  # the agent's, until all output before them is delivered
         self._queries: LogQueries | None = None  # created by the first query
         self._incarnation = 0
         self._poll = select.poll()
@@ -127,20 +106,26 @@ class LogWriterProcess:
 
     def _configure(self, stuck_after_s: float, queue_bytes: int, incarnation: int = 0) -> None:
         self._incarnation = incarnation
-        self._file_device = DeviceThread(
-            self._write_to_files, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s
-        )
-        self._out = Console(1, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
-        self._err = self._out
+        self._limits: dict[str, Any] = {"limit_bytes": queue_bytes, "stuck_after_s": stuck_after_s}
+        self._file_device = DeviceThread(self._write_to_files, self._wake, **self._limits)
+        self._devices = [self._file_device]
+        self._consoles: dict[int, Console] = {}  # by number
+        self._open_console(1, 1)
+        # One console behind both descriptors has one DeviceThread; otherwise their lines would mix.
         if not os.path.samestat(os.fstat(1), os.fstat(2)):
-            # One console behind both descriptors has one DeviceThread; otherwise their lines would mix.
-            self._err = Console(2, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
-        self._consoles = [self._out] if self._err is self._out else [self._out, self._err]
-        self._devices = [self._file_device, *(console.device for console in self._consoles)]
-        self._output_devices = [device for device in self._devices if device is not self._err.device]
-        self._by_number: dict[int, Console | None] = {0: None, 1: self._out, 2: self._err}
-        self._limits = (queue_bytes, stuck_after_s)
+            self._open_console(2, 2)
+        self._err = self._consoles.get(2, self._consoles[1])
         self._is_configured = True
+
+    def _open_console(self, descriptor: int, number: int) -> None:
+        """Open a console. From number 3 on, it is a pipe to the agent, which writes to a replaced stream."""
+        self._consoles[number] = Console(descriptor, self._wake, **self._limits)
+        self._devices.append(self._consoles[number].device)
+
+    @property
+    def _output_devices(self) -> list[DeviceThread]:
+        """All devices but standard error."""
+        return [device for device in self._devices if device is not self._err.device]
 
     # -- the loop
 
@@ -198,22 +183,19 @@ class LogWriterProcess:
         return self._step[1].text()
 
     def _timeout_ms(self) -> float | None:
-        deadlines = [drain.deadline for drain in self._drains]
-        if self._live_at < _NEVER:
-            deadlines.append(self._live_at)
+        deadlines = [self._live_at, *(deadline for _, deadline, _ in self._drains)]
         if self._is_configured:
             deadlines += [device.deadline for device in self._devices if device.deadline is not None]
         if self._waiting_lines:
             deadlines += [
                 device.window_deadline for device in self._output_devices if device.pending and not device.stuck
             ]
-        if self._queries is not None and (query_at := self._queries.next_deadline) is not None:
-            deadlines.append(query_at)
+        if self._queries is not None:
+            deadlines.append(self._queries.next_deadline)
         if self._orphaned_at is not None:
             deadlines.append(self._orphaned_at + _ORPHAN_DRAIN_S)
-        if not deadlines:
-            return None
-        return max(0.0, (min(deadlines) - time.monotonic()) * 1000 + 1)
+        first = min(deadlines)
+        return max(0.0, (first - time.monotonic()) * 1000 + 1) if first < _NEVER else None
 
     def _wake(self) -> None:
         """Wake the loop; called by the device threads."""
@@ -253,18 +235,14 @@ class LogWriterProcess:
                 raise
             data = b""  # EIO: all writers of a pseudo-terminal are gone
         if data:
-            if stream.is_terminal:
-                self._copy_size(stream)
+            if stream.is_terminal:  # keep its size up to date: the worker reads it whenever it draws
+                from tenax._logs.pseudo_terminal import copy_size
+
+                copy_size(1, stream.descriptor)
             self._deliver(stream, data)
         else:
             self._end_stream(stream)
         return len(data)
-
-    def _copy_size(self, stream: Stream) -> None:
-        """Keep the size of a worker's pseudo-terminal up to date. The worker reads it whenever it draws."""
-        from tenax._logs.pseudo_terminal import copy_size
-
-        copy_size(1, stream.descriptor)
 
     def _read_available(self, stream: Stream) -> None:
         """Read what is in the pipe now, and not much more if the worker keeps writing."""
@@ -313,13 +291,13 @@ class LogWriterProcess:
 
     # -- files
 
-    def _use(self, path: bytes | None) -> LogFile | None:
-        if path is None:
+    def _use(self, path: bytes) -> LogFile | None:
+        if not path:
             return None
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = LogFile(path)
-            self._file_device.put((file, b"", 0, False, 0.0), 1)  # size 1: opening counts as pending
+            self._hand_over(file)
         file.users += 1
         file.had_more_users |= file.users > 1
         return file
@@ -327,16 +305,18 @@ class LogWriterProcess:
     def _append(self, file: LogFile, data: bytes, at: float = 0.0) -> None:
         if self._file_device.drops:
             file.not_handed_over += len(data)
-            return
-        skipped, file.not_handed_over = file.not_handed_over, 0
-        self._file_device.put((file, data, skipped, False, at), len(data))
+        else:
+            self._hand_over(file, data, at=at)
 
     def _release(self, file: LogFile) -> None:
         file.users -= 1
         if not file.users:
             del self._files[file.path]
-            skipped, file.not_handed_over = file.not_handed_over, 0
-            self._file_device.put((file, b"", skipped, True, 0.0), 1)
+            self._hand_over(file, is_last=True)
+
+    def _hand_over(self, file: LogFile, data: bytes = b"", *, is_last: bool = False, at: float = 0.0) -> None:
+        skipped, file.not_handed_over = file.not_handed_over, 0
+        self._file_device.put((file, data, skipped, is_last, at), len(data) or 1)  # 1: opening counts as pending
 
     def _write_to_files(self, batch: list[tuple[LogFile, bytes, int, bool, float]]) -> None:
         """Runs in the file device's thread."""
@@ -350,50 +330,43 @@ class LogWriterProcess:
                 file.open()
             if is_last:
                 file.close()
-            if file.reason and (file.lost_bytes, file.reason) != self._lost_in_files.get(file.path):
-                self._lost_in_files[file.path] = (file.lost_bytes, file.reason)
-                self._wake()
+            if file.reason:
+                path, lost = file.path.decode("utf-8", "backslashreplace"), (file.lost_bytes, file.reason)
+                if self._lost_in_files.get(path) != lost:
+                    self._lost_in_files[path] = lost
+                    self._wake()
 
     # -- losses
 
     def _report_new_losses(self) -> None:
-        for console in self._consoles:
+        for console in self._consoles.values():
             console.report_loss()
             if console.device.stuck and console is not self._err and not console.is_announced_stuck:
                 console.is_announced_stuck = True
                 self._err.write_line(
-                    b"tenax: stdout is blocked: its lines are dropped and counted until it accepts output again"
+                    "tenax: stdout is blocked: its lines are dropped and counted until it accepts output again"
                 )
         for path, (_, reason) in self._file_losses() if self._lost_in_files else ():
             if reason not in self._reported_reasons:
                 self._reported_reasons.add(reason)
                 self._err.write_line(
-                    f"tenax: could not write {_text(path)}: {reason}; "
-                    "the workers continue, and lost bytes are counted".encode()
+                    f"tenax: could not write {path}: {reason}; the workers continue, and lost bytes are counted"
                 )
 
     def _report_final_losses(self) -> None:
         lost = [(path, count, reason) for path, (count, reason) in self._file_losses() if count]
         if lost:
-            first, _, reason = lost[0]
-            where = _text(first) + (f" and {len(lost) - 1} more" if len(lost) > 1 else "")
-            self._err.write_line(
-                f"tenax: {sum(count for _, count, _ in lost)} bytes are missing in {where}: {reason}".encode()
-            )
-        for console in self._consoles:
+            where, _, reason = lost[0]
+            where += f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            self._err.write_line(f"tenax: {sum(count for _, count, _ in lost)} bytes are missing in {where}: {reason}")
+        for console in self._consoles.values():
             if console is not self._err or console.refused_reason:
                 loss = console.unreported_loss()
                 if loss:
-                    self._err.write_line(loss.encode())
+                    self._err.write_line(loss)
 
-    def _file_losses(self) -> list[tuple[bytes, tuple[int, str]]]:
+    def _file_losses(self) -> list[tuple[str, tuple[int, str]]]:
         return list(self._lost_in_files.items())  # a copy: the file thread adds to it
-
-    def _losses(self) -> dict[str, Any]:
-        lines = sum(console.lost[0] for console in self._consoles)
-        size = sum(console.lost[1] for console in self._consoles)
-        files = {path: count for path, (count, _) in self._file_losses() if count}
-        return {"console_lines": lines, "console_bytes": size, "file_bytes": files}
 
     # -- messages
 
@@ -402,9 +375,8 @@ class LogWriterProcess:
             self._channel.flush()
             for message, descriptors in self._channel.receive():
                 self._on_message(message, descriptors)
-            self._poll.modify(
-                self._channel.fileno(), select.POLLIN | (select.POLLOUT if self._channel.wants_to_write else 0)
-            )
+            writes = select.POLLOUT if self._channel.wants_to_write else 0
+            self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
         except ChannelClosed:
             self._on_orphaned()
 
@@ -415,6 +387,9 @@ class LogWriterProcess:
                 self._poll.modify(self._channel.fileno(), select.POLLIN | select.POLLOUT)
         except ChannelClosed:
             self._on_orphaned()
+
+    def _answer(self, request: int, answer: Any) -> None:
+        self._send(("answer", request, answer))
 
     def _on_orphaned(self) -> None:
         """The agent is gone: drain, flush and exit within the limits above."""
@@ -436,15 +411,15 @@ class LogWriterProcess:
         elif kind == "console":
             self._open_console(descriptors[0], *values)
         elif kind == "print":
-            self._print(values[0].encode("utf-8", "replace"), after_output=values[1])
+            self._print(*values)
         elif kind == "live":
             self._live, self._live_at = values, 0.0
         elif kind == "tail":
             self._send_tails(*values)
         elif kind == "output_times":
             request, keys = values
-            times = [(key, self._streams[key].tail.last_at) for key in keys if key in self._streams]
-            self._send(("output_times", request, [(key, at) for key, at in times if at]))
+            streams = [self._streams[key] for key in keys if key in self._streams]
+            self._answer(request, {stream.key: stream.tail.last_at for stream in streams if stream.tail.last_at})
         elif kind == "query":
             self._query(*values)
         elif kind == "answer_now":
@@ -452,7 +427,7 @@ class LogWriterProcess:
                 self._queries.answer_now(time.monotonic(), values)
         elif kind == "drain":
             request, timeout_s, keys = values
-            self._drains.append(Drain(request, time.monotonic() + timeout_s, None if keys is None else set(keys)))
+            self._drains.append((request, time.monotonic() + timeout_s, None if keys is None else set(keys)))
             self._is_forcing = self._file_device.wake_when_empty = True
         elif kind == "forget":
             self._forget(values[0])
@@ -461,68 +436,42 @@ class LogWriterProcess:
         else:
             raise ValueError(f"unknown message to the log writer: {kind!r}")
 
-    def _open_console(self, descriptor: int, number: int) -> None:
-        """Add a console whose descriptor is a pipe to the agent, which writes the lines to a replaced stream."""
-        queue_bytes, stuck_after_s = self._limits
-        console = Console(descriptor, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
-        self._by_number[number] = console
-        self._consoles.append(console)
-        self._devices.append(console.device)
-        self._output_devices.append(console.device)
-
-    def _open_stream(
-        self,
-        descriptor: int,
-        key: Key,
-        path: bytes | None,
-        console: int,
-        prefix: bytes,
-        needles: list[bytes],
-        filter_path: bytes | None,
-        whole_lines: bool,
-        is_terminal: bool,
-        is_resumed: bool,
-    ) -> None:
+    def _open_stream(self, descriptor: int, key: Key, *values: Any) -> None:
         os.set_blocking(descriptor, False)
-        shown = self._by_number[console]
-        file, filtered = self._use(path), self._use(filter_path)
-        stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_terminal, is_resumed)
-        if shown is not None:
-            shown.sources += 1
-        if is_resumed and path is not None:
+        stream = Stream(key, descriptor)
+        path, filter_path, console, stream.prefix, stream.needles, *flags = values
+        stream.whole_lines, stream.is_terminal, stream.is_resumed = flags
+        stream.file, stream.filtered = self._use(path), self._use(filter_path)
+        if console:
+            stream.console = self._err if console == 2 else self._consoles[console]
+            stream.console.sources += 1
+        if stream.is_resumed and path:
             stream.tail = _end_of_file(path)
         self._streams[key] = stream
         self._by_descriptor[descriptor] = stream
         self._watch(stream)
 
     def _send_tails(self, request: int, keys: Iterable[Key]) -> None:
-        tails: list[tuple[Key, bytes]] = []
-        for key in keys:
-            stream = self._streams.get(key)
-            if stream is not None:
-                self._read_available(stream)
-                tails.append((key, stream.tail.last_bytes()))
-        self._send(("tails", request, tails))
+        streams = [self._streams[key] for key in keys if key in self._streams]
+        for stream in streams:
+            self._read_available(stream)
+        self._answer(request, {stream.key: stream.tail.last_bytes() for stream in streams})
 
     # -- the agent's own lines
 
-    def _print(self, text: bytes, *, after_output: bool) -> None:
+    def _print(self, text: str, after_output: bool) -> None:
         """Show the agent's lines at once, or after all output so far."""
         if after_output:
             for stream in list(self._by_descriptor.values()):
                 self._read_available(stream)
-            if not self._waiting_lines:
-                self._watch_output_devices(time.monotonic())
+            for device in self._output_devices if not self._waiting_lines else ():
+                device.wake_when_empty = True
+                if not device.holding:  # otherwise its window has begun
+                    device.begin_window(time.monotonic())
         if after_output or self._waiting_lines:
             self._waiting_lines.append(text)  # shown by _settle
         else:
             self._err.write_line(text)
-
-    def _watch_output_devices(self, now: float) -> None:
-        for device in self._output_devices:
-            device.wake_when_empty = True
-            if not device.holding:  # otherwise its window has begun
-                device.begin_window(now)
 
     def _undelivered(self, now: float) -> bool:
         """Return whether a device other than standard error has pending data and is not stuck."""
@@ -543,10 +492,10 @@ class LogWriterProcess:
             try:
                 from tenax._logs.queries import LogQueries
             except Exception as error:  # tenax may have been upgraded meanwhile; the log writer must not crash
-                self._send_result(request, {"error": f"log queries are not available: {type(error).__name__}: {error}"})
+                self._answer(request, {"error": f"log queries are not available: {type(error).__name__}: {error}"})
                 return
             self._queries = LogQueries(
-                self._find, self._send_result, self._wake, self._incarnation, lambda: self._file_device.pending > 0
+                self._find, self._answer, self._wake, self._incarnation, lambda: self._file_device.pending > 0
             )
         for key, *_ in streams:
             stream = self._streams.get(key)
@@ -555,14 +504,11 @@ class LogWriterProcess:
         self._queries.add(request, streams, asked, incarnation, time.monotonic())
 
     def _find(self, key: Key) -> Stream | None:
-        return self._streams.get(key) or self._ended.get(key)
-
-    def _send_result(self, request: int, answer: dict[str, Any]) -> None:
-        self._send(("query_result", request, answer))
+        return next((streams[key] for streams in (self._streams, *self._ended[::-1]) if key in streams), None)
 
     def _forget(self, keys: Iterable[Key]) -> None:
         """Close these streams, and keep the ends of the most recent ones for queries."""
-        ended: list[Key] = []
+        ended: dict[Key, Stream] = {}
         for key in keys:
             stream = self._streams.pop(key, None)
             if stream is not None:
@@ -570,32 +516,29 @@ class LogWriterProcess:
                 if stream.descriptor >= 0:
                     self._end_stream(stream)
                 stream.tail.trim()
-                self._ended[key] = stream
-                self._ended_bytes += stream.tail.size
-                ended.append(key)
+                ended[key] = stream
         if ended:
-            self._ended_keys.append(ended)
-        while len(self._ended_keys) > _MAX_ENDED_GENERATIONS or self._ended_bytes > _MAX_ENDED_BYTES:
-            for key in self._ended_keys.pop(0):
-                self._ended_bytes -= self._ended.pop(key).tail.size
+            self._ended.append(ended)
+        sizes = [sum(stream.tail.size for stream in streams.values()) for streams in self._ended]
+        while len(sizes) > _MAX_ENDED_GENERATIONS or sum(sizes) > _MAX_ENDED_BYTES:
+            del self._ended[0], sizes[0]
 
     def _answer_drains(self, now: float) -> None:
         waiting = []
-        for drain in self._drains:
-            still_open = [
-                stream.key for stream in self._by_descriptor.values() if drain.keys is None or stream.key in drain.keys
-            ]
-            if (still_open or self._file_device.pending) and now < drain.deadline:
-                waiting.append(drain)
+        for request, deadline, keys in self._drains:
+            open_keys = [stream.key for stream in self._by_descriptor.values()]
+            still_open = [key for key in open_keys if keys is None or key in keys]
+            if (still_open or self._file_device.pending) and now < deadline:
+                waiting.append((request, deadline, keys))
             else:
-                self._send(("drained", drain.request, still_open, self._losses()))
+                self._answer(request, still_open)
         self._drains = waiting
         self._is_forcing = bool(waiting) or self._orphaned_at is not None
         self._file_device.wake_when_empty = bool(waiting) or bool(self._waiting_lines)
 
     # -- the end
 
-    def _end(self, timeout_s: float, until: float = float("inf")) -> NoReturn:
+    def _end(self, timeout_s: float, until: float = _NEVER) -> NoReturn:
         """Read what is left in the pipes, flush while the devices make progress, and exit."""
         for stream in list(self._by_descriptor.values()):
             self._read_available(stream)
@@ -603,44 +546,42 @@ class LogWriterProcess:
                 self._end_stream(stream)
         self._err.set_live("")
         self._live_at = _NEVER
-        for console in self._consoles:
+        for console in self._consoles.values():
             console.report_loss()
         # Files and standard output first: the losses of both are reported on standard error.
-        self._flush([self._file_device], timeout_s, until)
-        for console in self._consoles:
+        self._flush(self._file_device, timeout_s, until)
+        for console in self._consoles.values():
             if console is not self._err:
-                self._flush([console.device], timeout_s, until)
+                self._flush(console.device, timeout_s, until)
                 console.give_up()
         self._print_waiting_lines()
         self._report_final_losses()
-        self._flush([self._err.device], timeout_s, until)
+        self._flush(self._err.device, timeout_s, until)
         self._err.give_up()
-        self._send(("finished", self._losses()))
+        self._send(("finished",))
         os._exit(0)
 
-    def _flush(self, devices: list[DeviceThread], timeout_s: float, until: float) -> None:
-        """Wait until these devices are empty or stalled. Report progress to the agent regularly."""
+    def _flush(self, device: DeviceThread, timeout_s: float, until: float) -> None:
+        """Wait until this device is empty or stalled. Report progress of any device to the agent regularly."""
         now = time.monotonic()
-        for device in devices:
-            device.stuck_after_s = timeout_s
-            device.begin_window(now)
-            device.wake_when_empty = True
-        written, report_at = sum(device.written for device in self._devices), now + _FLUSHING_EVERY_S
-        while now < until:
-            devices = [device for device in devices if device.pending and not device.is_stalled(now)]
-            if not devices:
-                return
+        device.stuck_after_s = timeout_s
+        device.begin_window(now)
+        device.wake_when_empty = True
+        reported, report_at = sum(each.written for each in self._devices), now + _FLUSHING_EVERY_S
+        while now < until and device.pending and not device.is_stalled(now):
             if now >= report_at:
                 report_at = now + _FLUSHING_EVERY_S
-                if sum(device.written for device in self._devices) != written:
-                    written = sum(device.written for device in self._devices)
-                    self._send(("flushing", sum(device.pending for device in devices)))
+                written = sum(each.written for each in self._devices)
+                if written != reported:
+                    reported = written
+                    self._send(("flushing",))
             if self._orphaned_at is not None:
                 until = min(until, self._orphaned_at + _ORPHAN_FLUSH_S)
-            self._wait_for_devices(min(until, report_at, *(device.window_deadline for device in devices)) - now)
+            self._wait_for_devices(min(until, report_at, device.window_deadline) - now)
             now = time.monotonic()
 
     def _wait_for_devices(self, timeout_s: float) -> None:
+        """Wait until a device wakes this loop. After ``finish``, only the agent's death matters of its messages."""
         waiter = select.poll()
         waiter.register(self._wake_reader, select.POLLIN)
         if self._orphaned_at is None:
@@ -649,28 +590,20 @@ class LogWriterProcess:
             if descriptor == self._wake_reader:
                 os.read(self._wake_reader, 4096)
             else:
-                self._ignore_messages()
-
-    def _ignore_messages(self) -> None:
-        """After ``finish``, only the agent's death matters."""
-        try:
-            for _ in self._channel.receive():
-                pass
-        except ChannelClosed:
-            self._on_orphaned()
+                try:
+                    list(self._channel.receive())
+                except ChannelClosed:
+                    self._on_orphaned()
 
 
 def _end_of_file(path: bytes) -> Tail:
     """Return the last bytes of a log that an earlier log writer began."""
     tail = Tail()
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - TAIL_BYTES))
-            tail.data += file.read(TAIL_BYTES)
-            tail.end = file.tell()
-    except OSError:
-        pass  # start empty
+    with suppress(OSError), open(path, "rb") as file:  # otherwise start empty
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - TAIL_BYTES))
+        tail.data += file.read(TAIL_BYTES)
+        tail.end = file.tell()
     return tail
 
 
@@ -681,23 +614,10 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")
-
-
 def main(descriptor: int) -> NoReturn:
     """Entry point of the helper process."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGTTOU,
-        signal.SIGTSTP,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    ):
-        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTTOU", "SIGTSTP", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
     install_interrupt_handler()
     channel = Channel.from_descriptor(descriptor)
     try:

@@ -14,16 +14,13 @@ from contextlib import suppress
 
 def descendants(pid: int) -> list[int]:
     """Return the descendants of ``pid``, parents before children."""
-    found: list[int] = []
-    seen = {pid}
+    seen = {pid: None}  # in this order
     waiting = [pid]
     while waiting:
-        for child in children(waiting.pop()):
-            if child not in seen:
-                seen.add(child)
-                found.append(child)
-                waiting.append(child)
-    return found
+        new = [child for child in children(waiting.pop()) if child not in seen]
+        seen.update(dict.fromkeys(new))
+        waiting += new
+    return [*seen][1:]
 
 
 def children(pid: int) -> list[int]:
@@ -38,20 +35,15 @@ def children(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
                 found += map(int, listing.read().split())
         except FileNotFoundError:
-            if os.path.exists(f"/proc/{pid}/task/{thread}"):
-                return _children_by_parent(pid)  # a kernel without CONFIG_PROC_CHILDREN
+            if os.path.exists(f"/proc/{pid}/task/{thread}"):  # a kernel without CONFIG_PROC_CHILDREN: slow
+                return [child for child in _pids() if parent_of(child) == pid]
         except OSError:
             continue  # the thread has exited
     return found
 
 
-def _children_by_parent(parent: int) -> list[int]:
-    """Read the parent of every process: slow."""
-    children = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and parent_of(int(entry)) == parent:
-            children.append(int(entry))
-    return children
+def _pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()] if os.path.isdir("/proc") else []
 
 
 def parent_of(pid: int) -> int:
@@ -64,12 +56,10 @@ def is_zombie(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[bytes]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The name in parentheses may itself contain parentheses: only what follows the last one is safe to split.
-            return stat.read().rpartition(b")")[2].split()
-    except OSError:
-        return [b"", b"0"]
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
+        # The name in parentheses may itself contain parentheses: only what follows the last one is safe to split.
+        return stat.read().rpartition(b")")[2].split()
+    return [b"", b"0"]
 
 
 def wait_for_deaths(pids: list[int], timeout_s: float) -> bool:
@@ -97,12 +87,8 @@ def wait_for_deaths(pids: list[int], timeout_s: float) -> bool:
 def marked_processes(mark: bytes) -> list[int]:
     """Return every process whose initial environment contains ``mark``: finds a tree whose root is gone."""
     found = []
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as environment:
-                    if mark in environment.read():
-                        found.append(int(entry))
-            except OSError:  # gone, or not permitted
-                continue
+    for pid in _pids():
+        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environment:  # gone, or not permitted
+            if mark in environment.read():
+                found.append(pid)
     return found

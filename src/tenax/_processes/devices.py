@@ -113,11 +113,9 @@ def parse_nproc(value: str, environ: Mapping[str, str], roots: Roots = _HOST) ->
         count = len(visible_gpus(environ, roots))
         if not count and any(os.path.exists(f"{roots.dev}/{node}") for node in _UNCOUNTED_NODES):
             count = count_with_torch("cuda", environ)
-        if not count and word == "auto":
-            return count_cpus(roots)
-        if not count:
+        if not count and word == "gpu":
             raise ValueError(_no_gpu(environ, roots))
-        return count
+        return count or count_cpus(roots)
     if not word.isidentifier():
         raise ValueError(
             f"--nproc-per-node={value!r}: must be a number, auto, cpu, gpu, xpu or the name of a torch backend."
@@ -133,7 +131,6 @@ def count_with_torch(backend: str, environ: Mapping[str, str], timeout_s: float 
     import subprocess
 
     python = environ.get("PYTHON_EXEC") or sys.executable
-    flag = f"--nproc-per-node={backend}"
     try:
         answer = subprocess.run(
             [python, "-c", _COUNT_SCRIPT, backend],
@@ -146,24 +143,21 @@ def count_with_torch(backend: str, environ: Mapping[str, str], timeout_s: float 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(
-            f"{flag}: torch did not count the {backend} devices within {format_seconds(timeout_s)}; pass a number."
-        ) from None
+        problem = f"torch did not count the {backend} devices within {format_seconds(timeout_s)}; pass a number."
     except OSError as error:
-        raise ValueError(
-            f"{flag}: could not start {python} to count devices with torch ({error}); pass a number."
-        ) from None
-    results = re.findall(r"^tenax: (\S+)$", answer.stdout, re.MULTILINE)
-    if not results:
-        last = (answer.stderr.strip() or f"exit code {answer.returncode}").splitlines()[-1]
-        raise ValueError(f"{flag}: could not count {backend} devices with torch ({last}); pass a number.")
-    if results[-1] == "no-torch":
-        raise ValueError(
-            f"{flag}: expected a number, auto, cpu or gpu; torch counts other devices, and {python} has no torch."
-        )
-    if results[-1] == "no-backend":
-        raise ValueError(f"{flag}: expected a number, auto, cpu, gpu or a device type of torch such as xpu.")
-    return int(results[-1])
+        problem = f"could not start {python} to count devices with torch ({error}); pass a number."
+    else:
+        result = re.findall(r"^tenax: (\S+)$", answer.stdout, re.MULTILINE)[-1:]
+        if not result:
+            last = (answer.stderr.strip() or f"exit code {answer.returncode}").splitlines()[-1]
+            problem = f"could not count {backend} devices with torch ({last}); pass a number."
+        elif result == ["no-torch"]:
+            problem = f"expected a number, auto, cpu or gpu; torch counts other devices, and {python} has no torch."
+        elif result == ["no-backend"]:
+            problem = "expected a number, auto, cpu, gpu or a device type of torch such as xpu."
+        else:
+            return int(result[0])
+    raise ValueError(f"--nproc-per-node={backend}: {problem}")
 
 
 # The current folder is removed from the path, so that a folder named torch in it is not imported.
@@ -196,11 +190,8 @@ def _no_gpu(environ: Mapping[str, str], roots: Roots) -> str:
 
 
 def _nvidia_gpus(roots: Roots) -> tuple[Gpu, ...]:
-    minors = set()
-    for name in sysfs.names(roots.dev):
-        node = re.fullmatch(r"nvidia([0-9]+)", name)
-        if node and os.access(f"{roots.dev}/{name}", os.R_OK | os.W_OK):
-            minors.add(int(node[1]))
+    nodes = (name for name in sysfs.names(roots.dev) if re.fullmatch(r"nvidia[0-9]+", name))
+    minors = {int(name[6:]) for name in nodes if os.access(f"{roots.dev}/{name}", os.R_OK | os.W_OK)}
     gpus = []
     listed = f"{roots.proc}/driver/nvidia/gpus"
     for bus_id in sorted(sysfs.names(listed) if minors else (), key=_pci_order):
@@ -243,10 +234,7 @@ def _select(selector: str | None, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
         return tuple(gpus)
     entries = [entry.strip() for entry in selector.split(",")]
     # The first entry decides the kind of name; other kinds are invalid in the list.
-    find = _find_by_number
-    for prefix, finder in (("GPU-", _find_by_uuid), ("MIG-", _find_slice)):
-        if entries[0].startswith(prefix):
-            find = finder
+    find = {"GPU-": _find_by_uuid, "MIG-": _find_slice}.get(entries[0][:4], _find_by_number)
     chosen: dict[object, Gpu] = {}
     for entry in entries:
         found = find(entry, gpus)

@@ -118,7 +118,11 @@ class FunctionEntrypoint:
         self._values.pop(local_rank, None)
         self._close(self._results, local_rank)
         result = self._results[local_rank] = worker.anonymous_file("tenax-result")
-        barrier = self._barrier_for(local_rank).descriptor
+        if self._barrier is None or local_rank in self._launched:  # a rank that is launched again: the next generation
+            self._close_barrier()
+            self._barrier = worker.ReturnBarrier(len(self._args_by_rank))
+        self._launched.add(local_rank)
+        barrier = self._barrier.descriptor
         if self._method == "fork":  # the worker inherits the agent's open files, and none may be replaced
             descriptors = {worker.ANY_RESULT_DESCRIPTOR: result, worker.ANY_BARRIER_DESCRIPTOR: barrier}
         else:
@@ -129,35 +133,24 @@ class FunctionEntrypoint:
             descriptors[worker.PAYLOAD_DESCRIPTOR] = payload
         return Launch(env=env, argv=_worker_argv() if self._method == "spawn" else None, descriptors=descriptors)
 
-    def _barrier_for(self, local_rank: int) -> ReturnBarrier:
-        """Return the barrier of this worker's generation; a rank that is launched again begins the next one."""
-        from tenax._processes.function_worker import ReturnBarrier
-
-        if self._barrier is None or local_rank in self._launched:
-            self._close_barrier()
-            self._barrier = ReturnBarrier(len(self._args_by_rank))
-        self._launched.add(local_rank)
-        return self._barrier
-
     def release(self, local_rank: int) -> None:
         self._close(self._payloads, local_rank)
 
     def collect(self, local_rank: int, exit_code: int) -> str:
         from tenax._processes.function_worker import ResultUnreadable, has_result, read_result
 
+        result = self._results.get(local_rank) if exit_code == 0 else None
         if self._barrier is not None:
-            if exit_code == 0 and local_rank in self._results and not has_result(self._results[local_rank]):
+            if result is not None and not has_result(result):
                 self._barrier.arrive()
             else:  # it failed; or it waited at the barrier, which is then already open
                 self._barrier.open()
-        if exit_code == 0 and local_rank in self._results:
-            try:
-                self._values[local_rank] = read_result(self._results[local_rank])
-            except ResultUnreadable as unreadable:
-                return str(unreadable)
-            finally:
-                self._close(self._results, local_rank)
-        else:
+        try:
+            if result is not None:
+                self._values[local_rank] = read_result(result)
+        except ResultUnreadable as unreadable:
+            return str(unreadable)
+        finally:
             self._close(self._results, local_rank)
         return ""
 

@@ -14,16 +14,19 @@ A worker whose function has returned does not exit until the functions of all wo
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
+import select
 import signal
+import socket
 import struct
 import sys
+import threading
 from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import Any
 
@@ -59,15 +62,9 @@ class ReturnBarrier:
     """
 
     def __init__(self, workers: int) -> None:
-        import socket
-
         self._ours, self._theirs = socket.socketpair()
         self._ours.sendall(bytes(workers - 1))
-
-    @property
-    def descriptor(self) -> int:
-        """The end that workers inherit."""
-        return self._theirs.fileno()
+        self.descriptor = self._theirs.fileno()  # workers inherit it
 
     def arrive(self) -> None:
         """Count an exited worker as returned."""
@@ -161,20 +158,22 @@ def main() -> None:
     Skips interpreter teardown: native threads that still need the interpreter (torch's, of a process group that was not
     destroyed) would abort the process, and the run would fail after its work was done.
     """
-    _exit_process(lambda: _run_payload(PAYLOAD_DESCRIPTOR), flush=_flush_open_files)
+    exit_like_a_program(_run_payload, is_forked=False)
 
 
 def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload is complete
     """Entry point of a worker forked from the fork server. Does not return."""
-    exit_like_a_program(lambda: _run_payload(PAYLOAD_DESCRIPTOR))
+    exit_like_a_program(_run_payload)
 
 
-def _run_payload(descriptor: int) -> None:
+def _run_payload() -> None:
     from multiprocessing import resource_tracker, spawn
 
-    _install_compat()  # before the user's module is imported
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    with open(descriptor, "rb") as file:
+    # Redirect torch's elastic modules before the user's module is imported. The fork server has not done so.
+    if os.environ.get("TENAX_COMPAT", "0") != "0":
+        import tenax.compat  # noqa: F401
+    os.lseek(PAYLOAD_DESCRIPTOR, 0, os.SEEK_SET)
+    with open(PAYLOAD_DESCRIPTOR, "rb") as file:
         preparation, tracker = pickle.load(file)  # noqa: S301 - written by the agent into an anonymous file
         if tracker is not None:
             resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
@@ -189,12 +188,6 @@ def _run_payload(descriptor: int) -> None:
     os.set_inheritable(RESULT_DESCRIPTOR, False)
     os.set_inheritable(BARRIER_DESCRIPTOR, False)
     deliver(wrap, function, args, RESULT_DESCRIPTOR, BARRIER_DESCRIPTOR)
-
-
-def _install_compat() -> None:
-    """Redirect torch's elastic modules under ``--compat``. A fresh interpreter has, but the fork server has not."""
-    if os.environ.get("TENAX_COMPAT", "0") != "0":
-        import tenax.compat  # noqa: F401
 
 
 def deliver(
@@ -234,9 +227,6 @@ def _write_result(descriptor: int, data: bytes) -> None:
 
 def _wait_for_others(descriptor: int) -> None:
     """Wait until the functions of all workers of this node have returned."""
-    import select
-    import socket
-
     with socket.socket(fileno=descriptor) as barrier, suppress(KeyboardInterrupt):  # interrupted: exit now
         _take_ticket(barrier)
         until_hangup = select.poll()
@@ -245,8 +235,6 @@ def _wait_for_others(descriptor: int) -> None:
 
 
 def _take_ticket(barrier: socket.socket) -> None:
-    import socket
-
     try:
         barrier.recv(1, socket.MSG_DONTWAIT)
     except BlockingIOError:  # all the others have returned
@@ -254,30 +242,25 @@ def _take_ticket(barrier: socket.socket) -> None:
 
 
 def _shut_down(barrier: socket.socket) -> None:
-    import socket
-
     with suppress(OSError):  # another process shut it down at the same time
         barrier.shutdown(socket.SHUT_RDWR)
 
 
-def exit_like_a_program(body: Callable[[], None]) -> None:
-    """Run ``body`` in a forked process as if it were a program. Does not return.
+def exit_like_a_program(body: Callable[[], None], *, is_forked: bool = True) -> None:
+    """Run ``body`` as if it were a program. Does not return.
 
     Exit codes and tracebacks are a program's; threads are joined, exit handlers run and streams flushed. Exit handlers
-    inherited from the parent do not run.
+    that a forked process inherited from its parent do not run.
     """
-    _exit_process(body, begin=_reset_inherited_state)
-
-
-def _exit_process(
-    body: Callable[[], None], *, begin: Callable[[], None] = lambda: None, flush: Callable[[], None] = lambda: None
-) -> None:
     code = 1
     try:
-        begin()
+        if is_forked:
+            _reset_inherited_state()
         code = _run_for_exit_code(body)
-        _run_exit_handlers()
-        flush()
+        threading._shutdown()  # type: ignore[attr-defined]  # joins the threads
+        atexit._run_exitfuncs()
+        if not is_forked:
+            _flush_open_files()
     except BaseException:  # of a thread pool or an exit handler: print it, but the function has not failed
         sys.excepthook(*sys.exc_info())
     finally:
@@ -290,7 +273,6 @@ def _exit_process(
 
 def _reset_inherited_state() -> None:
     """Drop state that belongs to the parent process."""
-    import atexit
     from multiprocessing import util
 
     _restore_streams()
@@ -302,23 +284,12 @@ def _reset_inherited_state() -> None:
         pools._threads_queues.clear()
 
 
-def _run_exit_handlers() -> None:
-    """Join the threads, then run the exit handlers."""
-    import atexit
-    import threading
-
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-
-
 def _restore_streams() -> None:
     """Point sys.stdout and sys.stderr at descriptors 1 and 2, should the parent have replaced them."""
     for name, number in (("stdout", 1), ("stderr", 2)):
-        try:
+        with suppress(AttributeError, OSError, ValueError):  # none, or not a file (a notebook, a test)
             if getattr(sys, name).fileno() == number:
                 continue
-        except (AttributeError, OSError, ValueError):  # none, or not a file (a notebook, a test)
-            pass
         errors = "strict" if number == 1 else "backslashreplace"
         own = open(number, "w", buffering=1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - stays open
         setattr(sys, name, own)
@@ -330,13 +301,14 @@ def _run_for_exit_code(body: Callable[[], None]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # deliver signals that arrived during the start
         body()
     except SystemExit as exit_request:
-        return _exit_code(exit_request.code)
-    except KeyboardInterrupt:
-        sys.excepthook(*sys.exc_info())
-        return -signal.SIGINT
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+        code = exit_request.code
+        if code is None or isinstance(code, int):
+            return (code or 0) & 0xFF
+        sys.stderr.write(f"{code}\n")
         return 1
+    except BaseException as error:
+        sys.excepthook(*sys.exc_info())
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
@@ -357,15 +329,6 @@ def _flush_open_files() -> None:
             if type(file) is kind:
                 with suppress(OSError, ValueError):  # the reader is gone, or it was closed
                     file.flush()
-
-
-def _exit_code(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    sys.stderr.write(f"{code}\n")
-    return 1
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:

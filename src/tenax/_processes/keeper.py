@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 MARK = "TENAX_KEEPER"
 _PLAIN = "tenax._processes.keeper_main"
 _DEATH_TIMEOUT_S = 1.0
-_NOT_FOUND, _NOT_EXECUTABLE, _CANNOT_START = 127, 126, 1
+# The exit codes that a shell would use for these errors: not found, not executable.
+_SHELL_CODES = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126, errno.EPERM: 126}
 
 
 class KeeperProcess(HelperHandle):
@@ -44,15 +45,11 @@ class KeeperProcess(HelperHandle):
         self._name = name
         self._call = call
         # Every process of the job inherits this variable, so that they can be found if the keeper is lost.
-        self._mark = f"{MARK}={os.urandom(8).hex()}"
-        self._pid = 0
+        self._mark = os.urandom(8).hex()
+        self.pid = 0
         self._pids: dict[tuple[int, int], int] = {}  # of living workers, by generation and local rank
         self._emit: Emit = lambda _: None
         self._notify: Callable[[str], None] = lambda _: None
-
-    @property
-    def pid(self) -> int:
-        return self._pid
 
     def open(self, emit: Emit) -> None:
         self._emit = emit
@@ -61,20 +58,19 @@ class KeeperProcess(HelperHandle):
 
     def spawn(self) -> None:
         """Start the process. May be called before ``open``, so that it starts while the agent still prepares."""
-        if self._call is not None or self._module != _PLAIN:
+        isolated = self._call is None and self._module == _PLAIN
+        if not isolated:
             discard_helper_ahead(_PLAIN)
         if self._call is not None:
-            self._pid, self._channel = self._fork_keeper(self._call)
+            self._fork_keeper()
         else:
             # /proc shows workers of a fork server with the server's environment, so that needs the mark too.
-            name, _, value = self._mark.partition("=")
-            isolated = self._module == _PLAIN
-            self._pid, self._channel = spawn_helper(
-                self._module, self._name, isolated=isolated, extra_environ=None if isolated else {name: value}
+            extra_environ = {} if isolated else {MARK: self._mark}
+            self.pid, self._channel = spawn_helper(
+                self._module, self._name, isolated=isolated, extra_environ=extra_environ
             )
 
-    @staticmethod
-    def _fork_keeper(call: Callable[[dict[str, Any]], None]) -> tuple[int, Channel]:
+    def _fork_keeper(self) -> None:
         ours, theirs = Channel.pair()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -82,13 +78,14 @@ class KeeperProcess(HelperHandle):
         pid = os.fork()
         if pid:
             theirs.close()
-            return pid, ours
+            self.pid, self._channel = pid, ours
+            return
         try:
             from tenax._processes.keeper_main import Keeper
 
             os.setsid()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())  # workers must not inherit the agent's mask
-            Keeper(Channel(theirs), call).run()
+            Keeper(Channel(theirs), self._call).run()
         finally:
             os._exit(0)
 
@@ -117,17 +114,16 @@ class KeeperProcess(HelperHandle):
         self._send(("start", generation, local_rank, {**spec, "local_rank": local_rank}), descriptors)
 
     def _spec(self, launch: Launch) -> tuple[dict[str, Any], list[int]]:
-        numbers = list(launch.descriptors)
-        env = {**launch.env, MARK: self._mark.partition("=")[2]}
+        env = {**launch.env, MARK: self._mark}
         spec = {
             # As bytes: the keeper may use another text encoding.
             "argv": [os.fsencode(word) for word in launch.argv or ()],
             "env": {os.fsencode(name): os.fsencode(value) for name, value in env.items()},
             "cwd": os.fsencode(launch.cwd),
             "cpus": list(launch.cpus),
-            "numbers": numbers,
+            "numbers": list(launch.descriptors),
         }
-        return spec, [launch.descriptors[number] for number in numbers]
+        return spec, list(launch.descriptors.values())
 
     def signal(self, generation: int, number: int) -> None:
         self._send(("signal", generation, int(number)))  # marshal does not take a signal.Signals
@@ -173,35 +169,36 @@ class KeeperProcess(HelperHandle):
     # --- events -------------------------------------------------------------------------------------------------------
 
     def _on_message(self, message: tuple[Any, ...]) -> None:
-        if message[0] in ("warm", "cold", "slow", "printed"):
-            self._notify_user(message)
-        else:
-            self._update_pids(message)
-            self._emit(_event(message))
-
-    def _on_closed(self) -> None:
-        self._emit(events.KeeperLost(self._how_it_ended()))
-
-    def _update_pids(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("started", generation, local_rank, pid):
                 self._pids[generation, local_rank] = pid
-            case ("exited" | "start_failed", generation, local_rank, *_):
+                self._emit(events.WorkerStarted(generation, local_rank, pid))
+            case ("start_failed", generation, local_rank, number, text, at):
                 self._pids.pop((generation, local_rank), None)
+                code = _SHELL_CODES.get(number, 1)
+                self._emit(events.WorkerStartFailed(generation, local_rank, text, code, at))
+            case ("exited", generation, local_rank, exit_code, requested, at):
+                self._pids.pop((generation, local_rank), None)
+                exited = events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
+                self._emit(exited)
+            case ("dump_refused", generation, local_rank, why):
+                self._emit(events.StacksRefused(generation, local_rank, why))
+            case ("cleared", generation, held, number):
+                self._emit(events.NodeCleared(generation, tuple(held), number))
+            case ("fenced", generation):
+                reason = "this node was disconnected from the coordinator for too long"
+                self._emit(events.Fenced(generation, reason))
+            case _:
+                from tenax._processes.template import texts_for_user
 
-    def _notify_user(self, message: tuple[Any, ...]) -> None:
-        from tenax._processes.template import texts_for_user
+                for text in texts_for_user(message):
+                    self._notify(text)
 
-        for text in texts_for_user(message):
-            self._notify(text)
-
-    def _how_it_ended(self) -> str:
-        assert self._channel is not None
-        self._channel.close()
-        self._channel = None
+    def _on_closed(self) -> None:
         code = self._reap()
         self._kill_leftovers()
-        return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
+        how = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
+        self._emit(events.KeeperLost(how))
 
     def _kill_leftovers(self) -> None:
         """Kill what the workers had started; the workers themselves died with the keeper.
@@ -210,7 +207,7 @@ class KeeperProcess(HelperHandle):
         that survives SIGKILL is stuck in the kernel.
         """
         wait_for_deaths(list(self._pids.values()), _DEATH_TIMEOUT_S)
-        mark = self._mark.encode()
+        mark = f"{MARK}={self._mark}".encode()
         while found := [pid for pid in marked_processes(mark) if pid != os.getpid() and not is_zombie(pid)]:
             for pid in found:
                 with suppress(ProcessLookupError, PermissionError):
@@ -220,40 +217,15 @@ class KeeperProcess(HelperHandle):
 
     def close(self) -> None:
         """Close the channel: the keeper kills everything below it and exits. Returns when it is gone."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
-            self._reap()
+        self._reap()
 
     def _reap(self) -> int:
-        if not self._pid:
+        """Close the channel, wait until the keeper is gone, and return its exit code."""
+        if self._channel is None:
             return 0
-        pid, self._pid = self._pid, 0
-        try:
+        self._channel.close()
+        self._channel = None
+        pid, self.pid = self.pid, 0
+        with suppress(ChildProcessError):  # other code in this process reaped it
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except ChildProcessError:  # other code in this process reaped it
-            return 0
-
-
-def _event(message: tuple[Any, ...]) -> events.AnyEvent:
-    match message:
-        case ("started", generation, local_rank, pid):
-            return events.WorkerStarted(generation, local_rank, pid)
-        case ("start_failed", generation, local_rank, number, text, at):
-            return events.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
-        case ("exited", generation, local_rank, exit_code, requested, at):
-            return events.WorkerExited(generation, local_rank, exit_code, before_stop=not requested, ended_at=at)
-        case ("dump_refused", generation, local_rank, why):
-            return events.StacksRefused(generation, local_rank, why)
-        case ("cleared", generation, held, number):
-            return events.NodeCleared(generation, tuple(held), number)
-        case ("fenced", generation):
-            return events.Fenced(generation, "this node was disconnected from the coordinator for too long")
-    raise AssertionError(f"unknown message from the keeper: {message!r}")
-
-
-def _shell_code(number: int) -> int:
-    """Return the exit code that a shell would use for this errno."""
-    if number in (errno.ENOENT, errno.ENOTDIR):
-        return _NOT_FOUND
-    return _NOT_EXECUTABLE if number in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else _CANNOT_START
+        return 0

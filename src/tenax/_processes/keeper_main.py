@@ -79,10 +79,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 _UNKILLABLE_WAIT_S = 2.0  # after the agent's death: how long to wait for a process that survives SIGKILL
 _MAX_THREADS_SHOWN = 100  # faulthandler shows the newest
 _MAX_OPEN_FILES = 65536
+_NEVER = float("inf")
 _MAX_SCANS = 1000  # of a tree that grows while it is killed; each death triggers another scan anyway
 
+# Signals that a scheduler or user may send to every process of a job: the keeper ignores them.
+_CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these two at startup, and workers would inherit that.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+_C_LIBRARY = ctypes.CDLL(None)
 
 
 class _Worker:
@@ -112,17 +116,16 @@ class Keeper:
         self._clear_number = 0  # in its generation; 0: after a kill
         self._killing = False
         self._held: list[int] = []  # local ranks of the workers that stay when the node is cleared
-        self._lease_ends_at: float | None = None
+        self._lease_ends_at = _NEVER
         self._is_lease_expired = False  # no worker may run until it is renewed
         self._is_fenced = False  # the lease expired with workers alive, and they are being killed
         self._kept: dict[str, int] = {}
         self._grace_s = 0.0  # for the workers after the agent's death
-        self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
+        self._inherited_ignored = [number for number in _CATCHABLE if signal.getsignal(number) is signal.SIG_IGN]
         self._open_files: tuple[int, int] | None = None  # the workers' limit, if the keeper's was raised
         self._pid = os.getpid()
-        self._prctl = _prctl()
-        if self._prctl is not None:
-            self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        if sys.platform == "linux":
+            _C_LIBRARY.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def run_with_many_files(self) -> None:
         """Raise the limit on open files and run: the keeper holds the descriptors of workers not yet started."""
@@ -137,7 +140,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the agent's channel closes, then kill everything below."""
-        for number in _catchable():
+        for number in _CATCHABLE:
             signal.signal(number, signal.SIG_IGN)
         deaths, wakeup = self._own_descriptors = os.pipe()
         os.set_blocking(deaths, False)
@@ -161,7 +164,7 @@ class Keeper:
                     self._serve()
                 if self._warm_pool is not None:
                     self._update_warm_pool(self._warm_pool)
-                if self._lease_ends_at is not None and time.monotonic() >= self._lease_ends_at:
+                if time.monotonic() >= self._lease_ends_at:
                     self._fence()
         except ChannelClosed:
             self._shut_down(deaths)
@@ -184,18 +187,16 @@ class Keeper:
                 case ("end", generation, local_rank, number):
                     self._end(generation, local_rank, number)
                 case ("clear", generation, held, number):
-                    self._clear_number = number
-                    self._clear(generation, held)
+                    self._clear(generation, held, number)
                 case ("adopt", generation, local_rank, following):
                     self._adopt(generation, local_rank, following)
                 case ("kill", generation):
                     self._start_pending(at_once=True)
-                    self._clearing = generation
                     self._killing = True
-                    self._held, self._clear_number = [], 0
+                    self._clearing, self._held, self._clear_number = generation, [], 0
                     self._settle()
                 case ("hold", seconds):
-                    self._lease_ends_at = time.monotonic() + seconds if seconds > 0 else None
+                    self._lease_ends_at = time.monotonic() + seconds if seconds > 0 else _NEVER
                     self._is_lease_expired = False
                 case ("keep", name):
                     self._release(name)
@@ -211,14 +212,14 @@ class Keeper:
             os.close(descriptor)
 
     def _timeout_ms(self) -> float | None:
-        pool_at = self._warm_pool.next_deadline() if self._warm_pool is not None else None
-        moments = [moment for moment in (self._lease_ends_at, pool_at) if moment is not None]
-        return max(0.0, min(moments) - time.monotonic()) * 1000 if moments else None
+        pool_at = self._warm_pool.next_deadline() if self._warm_pool is not None else _NEVER
+        first = min(self._lease_ends_at, pool_at)
+        return max(0.0, first - time.monotonic()) * 1000 if first < _NEVER else None
 
     def _fence(self) -> None:
         """The lease expired: kill all descendants but the standbys, including those that dead workers left behind."""
         self._start_pending(at_once=True)
-        self._lease_ends_at = None
+        self._lease_ends_at = _NEVER
         self._is_lease_expired = True
         if not self._reap() or not self._workers:  # reap first: a worker that is already dead did not die of this
             return
@@ -318,8 +319,7 @@ class Keeper:
                 os.close(descriptor)
         os.close(error_reader)
         os.set_blocking(output, False)
-        self._warm_pool = WarmPool(pid, ours, output, plan["standbys"], plan["setups"])
-        self._warm_pool.prepare(plan["modules"], plan["late"], plan["has_own_arguments"])
+        self._warm_pool = WarmPool(pid, ours, output, plan)
 
     def _watch_warm_pool(self, poll: select.poll, watched: set[int]) -> set[int]:
         wanted = set(self._warm_pool.descriptors()) if self._warm_pool is not None else set()
@@ -347,9 +347,7 @@ class Keeper:
         for worker in self._workers.values():
             if worker.alive and worker.generation == generation:
                 worker.stop_requested = True
-                with suppress(PermissionError):  # it now runs a program of another user, such as sudo
-                    os.kill(worker.pid, number)
-                    os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not react
+                _stop(os.kill, worker.pid, number)
 
     def _dump(self, generation: int, local_rank: int, number: int) -> None:
         """Make a worker dump its stacks. Refused if it does not catch the signal, which would kill it."""
@@ -378,43 +376,36 @@ class Keeper:
         worker = self._find_alive(generation, local_rank)
         if worker is not None:
             worker.end_requested = True
-            with suppress(PermissionError):
-                os.kill(worker.pid, number)
-                os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not react
+            _stop(os.kill, worker.pid, number)
 
     def _find_alive(self, generation: int, local_rank: int) -> _Worker | None:
         self._start_pending(at_once=True)
         self._reap()
-        for worker in self._workers.values():
-            if worker.alive and (worker.generation, worker.local_rank) == (generation, local_rank):
-                return worker
-        return None
+        return next((worker for worker in self._find(generation, local_rank) if worker.alive), None)
+
+    def _find(self, generation: int, local_rank: int) -> list[_Worker]:
+        where = (generation, local_rank)
+        return [worker for worker in self._workers.values() if (worker.generation, worker.local_rank) == where]
 
     def _adopt(self, generation: int, local_rank: int, following: int) -> None:
         """Make a held worker one of the next generation. If it has exited, report that for the next one."""
-        for worker in self._workers.values():
-            if (worker.generation, worker.local_rank) == (generation, local_rank):
-                worker.generation = following
-                if worker.alive:
-                    worker.stop_requested = worker.end_requested = False
-                    self._channel.send(("started", following, local_rank, worker.pid))
-                else:
-                    self._send_exit(worker)
+        for worker in self._find(generation, local_rank):
+            worker.generation = following
+            if worker.alive:
+                worker.stop_requested = worker.end_requested = False
+                self._channel.send(("started", following, local_rank, worker.pid))
+            else:
+                self._send_exit(worker)
         if self._is_lease_expired:
             self._fence()
 
-    def _held_pids(self) -> set[int]:
-        held = [] if self._killing or self._is_fenced else self._held
-        return {worker.pid for worker in self._workers.values() if worker.alive and worker.local_rank in held}
-
-    def _clear(self, generation: int, held: list[int]) -> None:
+    def _clear(self, generation: int, held: list[int], number: int) -> None:
         """Clean up after the workers: SIGTERM to the groups of workers that were stopped, SIGKILL to the rest."""
         self._start_pending(at_once=True)
-        self._clearing, self._held = generation, held
+        self._clearing, self._held, self._clear_number = generation, held, number
         for worker in self._workers.values():
             if worker.stop_requested:
-                _signal_group(worker.pid, signal.SIGTERM)
-                _signal_group(worker.pid, signal.SIGCONT)
+                _stop(os.killpg, worker.pid, signal.SIGTERM)
         self._settle()
 
     # --- deaths -------------------------------------------------------------------------------------------------------
@@ -422,16 +413,14 @@ class Keeper:
     def _settle(self) -> None:
         """After a death or a command: report exits, kill what must go, and report when no process is left."""
         has_children = self._reap()
-        held = self._held_pids() if self._clearing else set()
+        is_forced = self._killing or self._is_fenced
+        ranks = self._held if self._clearing and not is_forced else []
+        held = {worker.pid for worker in self._workers.values() if worker.alive and worker.local_rank in ranks}
         if not has_children or (held and not self._has_other_children(held)):
             self._report_cleared()
         elif self._clearing or self._is_fenced:
-            spared = (
-                set()
-                if self._killing or self._is_fenced
-                else {worker.pid for worker in self._workers.values() if worker.stop_requested}
-            )
-            self._kill_descendants(spared, held)
+            stopped = {worker.pid for worker in self._workers.values() if worker.stop_requested}
+            self._kill_descendants(set() if is_forced else stopped, held)
 
     def _reap(self) -> bool:
         """Reap every dead child and report workers. Return whether children remain besides the warm pool's."""
@@ -456,7 +445,7 @@ class Keeper:
         if any(worker.alive and worker.pid not in held for worker in self._workers.values()):
             return True
         others = set(found) - held - (pool.children() if pool is not None else set())
-        return any(_session_of(pid) not in held for pid in others) if held else bool(others)
+        return not all(_is_in(os.getsid, pid, held) for pid in others) if held else bool(others)
 
     def _report_exit(self, worker: _Worker, exit_code: int) -> None:
         worker.alive = False
@@ -485,7 +474,7 @@ class Keeper:
         if not os.path.exists("/proc/self/task"):  # descendants cannot be listed: signal the workers' groups instead
             for worker in self._workers.values():
                 if worker.pid not in spared_groups | held:
-                    _signal_group(worker.pid, signal.SIGKILL)
+                    _stop(os.killpg, worker.pid, signal.SIGKILL)
             return
         seen = {self._pid}
         for _ in range(_MAX_SCANS):  # the next scan finds what was forked during this one
@@ -498,12 +487,12 @@ class Keeper:
                 below = [pid for pid in below if pid not in spared]
             if held:
                 kept = held.union(*(descendants(pid) for pid in held))
-                below = [pid for pid in below if pid not in kept and _session_of(pid) not in held]
+                below = [pid for pid in below if pid not in kept and not _is_in(os.getsid, pid, held)]
             if not below:
                 return
             seen.update(below)
             for pid in below:
-                if not spared_groups or _group_of(pid) not in spared_groups:
+                if not spared_groups or not _is_in(os.getpgid, pid, spared_groups):
                     # A worker's pid cannot be reused before the keeper reaps it, whatever its parent.
                     _kill(pid, seen | {parent_of(pid)} if pid in workers else seen)
 
@@ -528,8 +517,7 @@ class Keeper:
         self._warm_pool = None
         until = time.monotonic() + self._grace_s
         for worker in alive if self._grace_s else ():
-            _signal_group(worker.pid, signal.SIGTERM)
-            _signal_group(worker.pid, signal.SIGCONT)
+            _stop(os.killpg, worker.pid, signal.SIGTERM)
         while (left_s := until - time.monotonic()) > 0 and self._reap() and poll.poll(left_s * 1000):
             _drain(deaths)
         while self._reap():
@@ -549,8 +537,8 @@ class Keeper:
         trying = ""
         try:
             os.setsid()
-            if self._prctl is not None:
-                self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if sys.platform == "linux":
+                _C_LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != self._pid:
                     os._exit(1)  # the keeper died before the line above took effect
             self._close_keeper_descriptors(error_reader)
@@ -577,16 +565,6 @@ class Keeper:
         except BaseException as error:
             os.write(error_writer, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
             os._exit(127)
-        self._call_function(spec, error_writer)
-
-    def _close_keeper_descriptors(self, error_reader: int) -> None:
-        """Close the keeper's own descriptors. (``exec`` would do it, but a function stays in this process.)"""
-        signal.set_wakeup_fd(-1)
-        others = [worker.error_reader for worker in self._workers.values() if worker.alive]
-        for descriptor in (*self._own_descriptors, *self._kept.values(), *others, error_reader):
-            os.close(descriptor)
-
-    def _call_function(self, spec: dict[str, Any], error_writer: int) -> None:
         try:
             os.close(error_writer)
             os.environb.clear()
@@ -596,8 +574,15 @@ class Keeper:
         finally:
             os._exit(70)  # a worker must never continue as a second keeper
 
+    def _close_keeper_descriptors(self, error_reader: int) -> None:
+        """Close the keeper's own descriptors. (``exec`` would do it, but a function stays in this process.)"""
+        signal.set_wakeup_fd(-1)
+        others = [worker.error_reader for worker in self._workers.values() if worker.alive]
+        for descriptor in (*self._own_descriptors, *self._kept.values(), *others, error_reader):
+            os.close(descriptor)
+
     def _restore_signals(self, *, is_function: bool) -> None:
-        for number in (*_catchable(), signal.SIGCHLD):
+        for number in (*_CATCHABLE, signal.SIGCHLD):
             if number not in self._inherited_ignored:
                 signal.signal(number, signal.SIG_DFL)
         if is_function:  # the defaults of a Python program
@@ -618,11 +603,6 @@ def _limit_open_files(limits: tuple[int, int]) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def _catchable() -> list[signal.Signals]:
-    """Return the signals that a scheduler or user may send to every process of a job: the keeper ignores them."""
-    return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 
 
 def _set_signal_mask(numbers: Iterable[int]) -> None:
@@ -658,11 +638,9 @@ def _kill(pid: int, family: set[int]) -> None:
 
 def _status(pid: int) -> dict[bytes, bytes]:
     """Return the fields of /proc/PID/status; empty if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return dict(line.split(b":", 1) for line in file if b":" in line)
-    except OSError:
-        return {}
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        return dict(line.split(b":", 1) for line in file if b":" in line)
+    return {}
 
 
 def _why_no_dump(status: dict[bytes, bytes], number: int) -> str:
@@ -677,30 +655,24 @@ def _why_no_dump(status: dict[bytes, bytes], number: int) -> str:
 
 def _signal_main_thread(pid: int, number: int) -> None:
     """Signal the main thread alone: any thread may take a signal sent to the process."""
-    to_thread = getattr(ctypes.CDLL(None), "tgkill", None)  # missing in older C libraries
-    if to_thread is None:
-        os.kill(pid, number)
+    if hasattr(_C_LIBRARY, "tgkill"):  # missing in older C libraries
+        _C_LIBRARY.tgkill(pid, pid, number)
     else:
-        to_thread(pid, pid, number)
+        os.kill(pid, number)
 
 
-def _signal_group(leader: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, number)
+def _stop(signal_it: Callable[[int, int], None], pid: int, number: int) -> None:
+    """Send a signal with ``os.kill`` or ``os.killpg``. A stopped process could not react, so let it continue."""
+    with suppress(ProcessLookupError, PermissionError):  # it may run a program of another user now, such as sudo
+        signal_it(pid, number)
+        signal_it(pid, signal.SIGCONT)
 
 
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return 0
-
-
-def _group_of(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0
+def _is_in(get_id: Callable[[int], int], pid: int, leaders: set[int]) -> bool:
+    """Return whether a process is in the session (``os.getsid``) or group (``os.getpgid``) of one of these leaders."""
+    with suppress(OSError):
+        return get_id(pid) in leaders
+    return False
 
 
 def _renumber_descriptors(received: list[int], numbers: list[int], error_writer: int) -> tuple[int, dict[int, int]]:
@@ -722,10 +694,3 @@ def _renumber_descriptors(received: list[int], numbers: list[int], error_writer:
             os.close(aside)
             placed[number] = number
     return error_writer, placed
-
-
-def _prctl() -> Callable[..., int] | None:
-    if sys.platform != "linux":
-        return None
-    function: Callable[..., int] = ctypes.CDLL(None).prctl
-    return function

@@ -18,6 +18,7 @@ first and the third.
 from __future__ import annotations
 
 import itertools
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
+_Value = TypeVar("_Value")
+
+
 class PlacementError(ValueError):
     """The requested binding is not possible on this machine; the message says why and what to do."""
 
@@ -38,8 +42,6 @@ class Binding(msgspec.Struct, frozen=True):
     """The CPUs of one worker."""
 
     cpus: tuple[int, ...]  # sorted, never empty
-    # The nearest memory. Informational: the kernel allocates a bound worker's memory there while some is free.
-    memory_nodes: tuple[int, ...]
     why: str  # "NUMA node 1 of GPU 0000:81:00.0, CPUs 8-15"
 
 
@@ -59,9 +61,7 @@ class ThreadShares(msgspec.Struct, frozen=True):
 
 def devices_of_ranks(local_world_size: int, pci_bus_ids: Sequence[str | None]) -> tuple[str | None, ...]:
     """Return the GPU of each local rank: ``local_rank % device_count``, as training scripts choose it."""
-    if not pci_bus_ids:
-        return (None,) * local_world_size
-    return tuple(pci_bus_ids[rank % len(pci_bus_ids)] for rank in range(local_world_size))
+    return tuple(itertools.islice(itertools.cycle(pci_bus_ids or [None]), local_world_size))
 
 
 def plan_placement(
@@ -120,8 +120,6 @@ class _Impossible(Exception):
 
 
 class _Planner:
-    """One plan for one host."""
-
     def __init__(
         self,
         mode: AffinityMode,
@@ -142,20 +140,12 @@ class _Planner:
                 f"{self.topology.sysfs_root}/devices/system does not describe {_cpus(self.allowed)} "
                 "that this process may use"
             )
-        ranks_of: dict[int, list[int]] = {}
-        for rank, node in enumerate(self._homes()):
-            ranks_of.setdefault(node, []).append(rank)
-        memory = self.topology.memory_nodes()
         bound: dict[int, Binding] = {}
-        for home, ranks in ranks_of.items():
+        for home, ranks in _ranks_by(self._homes()).items():
             nodes = self._nodes_of_socket(home) if self.mode is AffinityMode.SOCKET else (home,)
             for rank, cpus in zip(ranks, self._cpu_sets(home, nodes, ranks), strict=True):
                 gpu = f" of GPU {self.devices[rank]}" if self.devices[rank] else ""
-                bound[rank] = Binding(
-                    cpus=tuple(sorted(cpus)),
-                    memory_nodes=tuple(node for node in nodes if node in memory),
-                    why=f"{_name(nodes)}{gpu}, {_cpus(cpus)}",
-                )
+                bound[rank] = Binding(tuple(sorted(cpus)), f"{_numbered('NUMA node', nodes)}{gpu}, {_cpus(cpus)}")
         return tuple(bound[rank] for rank in sorted(bound))
 
     def _homes(self) -> list[int]:
@@ -188,12 +178,12 @@ class _Planner:
 
     def _cpu_sets(self, home: int, nodes: Sequence[int], ranks: Sequence[int]) -> Sequence[frozenset[int]]:
         """Return the CPUs of each of the ranks whose node is ``home``."""
-        usable = _union(self.usable.get(node, _NO_CPUS) for node in nodes)
+        usable = _union(self.usable[node] for node in nodes if node in self.usable)
         if not usable:
-            there = _union(self.nodes.get(node, _NO_CPUS) for node in nodes)
+            there = _union(self.nodes[node] for node in nodes if node in self.nodes)
+            where = f"{_numbered('NUMA node', nodes)} ({_cpus(there) if there else 'which has no CPU'})"
             raise _Impossible(
-                f"{_ranks(ranks)} would go to {_name(nodes)} ({_cpus(there) if there else 'which has no CPU'}), but "
-                f"this process may use only {_cpus(self.allowed)}"
+                f"{_ranks(ranks)} would go to {where}, but this process may use only {_cpus(self.allowed)}"
             )
         if self.mode is AffinityMode.EXCLUSIVE:
             return self._divided_cores(usable, home, len(ranks))
@@ -221,19 +211,16 @@ class _Planner:
         return sorted(complexes, key=lambda group: (-len(self.topology.cores(group)), -len(group), min(group)))
 
 
-_NO_CPUS: frozenset[int] = frozenset()
-
-
 def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
-    return _NO_CPUS.union(*sets)
+    return frozenset[int]().union(*sets)
 
 
-def _name(nodes: Sequence[int]) -> str:
-    return f"NUMA node{'s' if len(nodes) > 1 else ''} {format_list(nodes)}"
+def _numbered(noun: str, numbers: Collection[int]) -> str:
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {format_list(numbers)}"
 
 
 def _cpus(cpus: Collection[int]) -> str:
-    return f"CPU{'s' if len(cpus) > 1 else ''} {format_list(cpus)}"
+    return _numbered("CPU", cpus)
 
 
 def _count(number: int, noun: str) -> str:
@@ -241,23 +228,25 @@ def _count(number: int, noun: str) -> str:
 
 
 def _ranks(ranks: Collection[int]) -> str:
-    return f"local rank{'s' if len(ranks) > 1 else ''} {format_list(ranks)}"
+    return _numbered("local rank", ranks)
+
+
+def _ranks_by(values: Iterable[_Value]) -> dict[_Value, list[int]]:
+    """Return the ranks with each value; ``values`` are in the order of ranks."""
+    found: dict[_Value, list[int]] = {}
+    for rank, value in enumerate(values):
+        found.setdefault(value, []).append(rank)
+    return found
 
 
 def _describe_bindings(mode: AffinityMode, bindings: Iterable[Binding]) -> str:
-    together: dict[tuple[int, ...], list[int]] = {}
-    for rank, binding in enumerate(bindings):
-        together.setdefault(binding.cpus, []).append(rank)
+    together = _ranks_by(binding.cpus for binding in bindings)
     parts = [f"{_ranks(ranks)} to {_cpus(cpus)}" for cpus, ranks in together.items()]
     return f"workers are bound to CPUs (NUMA binding '{mode.value}'): {', '.join(parts)}"
 
 
 def _describe_threads(per_rank: tuple[int, ...], available: str) -> str:
-    if len(set(per_rank)) == 1:
-        value = f"OMP_NUM_THREADS={per_rank[0]} for each worker"
-    else:
-        ranks_of: dict[int, list[int]] = {}
-        for rank, threads in enumerate(per_rank):
-            ranks_of.setdefault(threads, []).append(rank)
-        value = ", ".join(f"OMP_NUM_THREADS={n} for {_ranks(ranks)}" for n, ranks in ranks_of.items())
+    together = _ranks_by(per_rank)
+    names = {n: "each worker" if len(together) == 1 else _ranks(ranks) for n, ranks in together.items()}
+    value = ", ".join(f"OMP_NUM_THREADS={n} for {name}" for n, name in names.items())
     return f"{value}: {len(per_rank)} workers share {available}; set OMP_NUM_THREADS to override"

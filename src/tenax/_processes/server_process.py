@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 from tenax._core import events
 from tenax._io.interfaces import Launch
 from tenax._io.loop import NO_TIMER
 from tenax._processes.keeper import KeeperProcess
+from tenax._view.exit_text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,14 +62,12 @@ class ServerProcess:
     def _take_output(self) -> str:
         """Return what the program printed, and close the pipe."""
         output, self._output = self._output, -1
-        if output < 0:
-            return ""
-        try:
-            return os.read(output, _MAX_OUTPUT).decode(errors="replace")
-        except BlockingIOError:
-            return ""
-        finally:
+        text = b""
+        if output >= 0:
+            with suppress(BlockingIOError):
+                text = os.read(output, _MAX_OUTPUT)
             os.close(output)
+        return text.decode(errors="replace")
 
     def start(
         self,
@@ -156,7 +156,8 @@ class ServerProcess:
                 self._end = (f"could not be started: {reason}", False)
                 keeper.clear(self._starts)
             case events.WorkerExited(_, _, code):
-                self._end = (_describe_exit(code), code >= 0)
+                how = f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
+                self._end = (how, code >= 0)
                 keeper.clear(self._starts)
             case events.NodeCleared(generation) if generation == self._starts:
                 keeper.release("lock")
@@ -173,12 +174,3 @@ class ServerProcess:
         self.is_running, self.pid = False, 0
         if on_end is not None:
             on_end(*self._end)
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

@@ -68,19 +68,18 @@ def _serve(start: dict[str, Any], lines: _Lines) -> int:
         ended, status = os.waitpid(agent, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if kill_at is not None and time.monotonic() >= kill_at:
+        if kill_at is None:
+            line = lines.next()
+            if line is None:
+                os.kill(agent, signal.SIGTERM)
+                kill_at = time.monotonic() + _GRACE_S
+            elif line.strip():
+                os.kill(agent, int(line))
+        elif (left_s := kill_at - time.monotonic()) > 0:
+            lines.wait(left_s)
+        else:
             os.kill(agent, signal.SIGKILL)
-            _, status = os.waitpid(agent, 0)
-            return os.waitstatus_to_exitcode(status)
-        if kill_at is not None:
-            lines.wait(kill_at - time.monotonic())
-            continue
-        line = lines.next()
-        if line is None:
-            os.kill(agent, signal.SIGTERM)
-            kill_at = time.monotonic() + _GRACE_S
-        elif line.strip():
-            os.kill(agent, int(line))
+            return os.waitstatus_to_exitcode(os.waitpid(agent, 0)[1])
 
 
 def _start_agent(start: dict[str, Any]) -> int:
@@ -125,16 +124,14 @@ class _Lines:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a signal."""
-        if select.select([self._wakeup], [], [], max(0.0, timeout_s))[0]:
+        if select.select([self._wakeup], [], [], timeout_s)[0]:
             os.read(self._wakeup, 4096)
 
     def next(self) -> bytes | None:
         """Return the next line; empty if a signal came first; None at the end of the input or after a long silence."""
+        timeout_ms = None if self.silence_s is None else self.silence_s * 1000
         while b"\n" not in self._data:
-            ready = [
-                descriptor
-                for descriptor, _ in self._poll.poll(None if self.silence_s is None else self.silence_s * 1000)
-            ]
+            ready = dict(self._poll.poll(timeout_ms))
             if self._wakeup in ready:
                 os.read(self._wakeup, 4096)
                 return b""

@@ -42,8 +42,7 @@ def template_of(
     The reason is empty if there is nothing to preload.
     """
     argv = launch.argv or []
-    why = _why_not(argv, [other.argv or [] for other in others])
-    if why:
+    if why := _why_not(argv, [other.argv or [] for other in others]):
         return why
     if "OMP_NUM_THREADS" in late:
         return "each has its own OMP_NUM_THREADS, which libraries read when they are imported"
@@ -61,25 +60,23 @@ def template_of(
 
 def _imports_third_party(argv: Sequence[str], cwd: str) -> bool:
     """Scan the script quickly, so that one with nothing to preload starts at once; the template parses it properly."""
-    script = argv[_script_at(argv)]
-    if "-m" in argv[:-1] and argv[_script_at(argv) - 1] == "-m":
+    at = _script_at(argv)
+    if argv[at - 1] == "-m":
         return True
+    path = os.path.join(cwd or os.curdir, argv[at])
     try:
-        with open(os.path.join(cwd or os.curdir, script), encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.read().splitlines()
     except OSError:  # a folder, or missing, which the worker will report
-        return os.path.isdir(os.path.join(cwd or os.curdir, script))
+        return os.path.isdir(path)
+    names: list[str] = []
     for line in lines:
         first, _, rest = line.strip().partition(" ")
         if first == "from":
-            names = rest.split()[:1]
+            names += rest.split()[:1]
         elif first == "import":
-            names = rest.replace(",", " ").split()
-        else:
-            continue
-        if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
-            return True
-    return False
+            names += rest.replace(",", " ").split()
+    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in names)
 
 
 def _why_not(argv: Sequence[str], others: Sequence[Sequence[str]]) -> str:

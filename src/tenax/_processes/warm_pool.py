@@ -26,7 +26,6 @@ from tenax._processes.descendants import descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
 _REFILL_DELAY_S = 0.5  # after the last start, before standbys are forked for the next one
@@ -37,47 +36,33 @@ _MAX_WAIT_S = 60.0  # for imports, and again for a fork
 _MAX_OUTPUT = 4096
 _MAX_LOST = 10  # standbys, in addition to twice the target
 _SIGNALLED = 128  # an exit code above this: the template died of that signal
-
-
-def _how_it_ended(exit_code: int) -> str:
-    number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
-    try:
-        return f"was killed by {signal.Signals(number).name}"
-    except ValueError:  # not a signal, or one without a name
-        return f"exited with code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
+_NEVER = float("inf")
 
 
 class WarmPool:
     """One template and its standbys."""
 
-    def __init__(
-        self, pid: int, channel: Channel, output: int, standbys: int, setups: Sequence[dict[str, Any]] = ()
-    ) -> None:
-        """``pid``: the template's; ``output``: pipe with its output; ``standbys``: how many to keep ready.
-
-        ``setups``: what a standby calls, and its environment, by local rank; empty: nothing.
-        """
+    def __init__(self, pid: int, channel: Channel, output: int, plan: dict[str, Any]) -> None:
+        """``pid``: the template's; ``output``: pipe with its output; ``plan``: see ``KeeperProcess.prepare``."""
         self._pid = pid
         self._channel = channel
         self._output = output
-        self._target = standbys
-        self._setups = setups
+        self._target: int = plan["standbys"]  # to keep ready
+        self._setups: list[dict[str, Any]] = plan["setups"]  # what a standby calls, by local rank; empty: nothing
         self._set_up_for: dict[int, int] = {}  # local rank by pid of a standby
         self._is_ready = False
         self._standbys: dict[int, socket.socket] = {}  # by pid
         self._forking: list[socket.socket] = []  # sockets of the standbys being forked
         self._fork_requests = 0  # sent so far
         self._dead_early: set[int] = set()  # pids that died before the template announced them
-        self._refill_at: float | None = None
+        self._refill_at = _NEVER
         self._messages: list[tuple[Any, ...]] = []  # for the agent
         self._lost = 0  # standbys that died since one became a worker
         self._waiting_since: float | None = None
         self._has_reported_slow = False
         self._is_channel_closed = False  # the template is exiting; the keeper reaps it
         self.is_open = True
-
-    def prepare(self, modules: list[str], late: list[str], has_own_arguments: bool) -> None:
-        self._channel.send(("prepare", modules, late, has_own_arguments))
+        channel.send(("prepare", plan["modules"], plan["late"], plan["has_own_arguments"]))
 
     # --- what the keeper's loop needs -----------------------------------------------------------------------------
 
@@ -85,14 +70,12 @@ class WarmPool:
         watched = [self._channel.fileno()] if self.is_open and not self._is_channel_closed else []
         return watched + ([self._output] if self._output >= 0 else [])
 
-    def next_deadline(self) -> float | None:
+    def next_deadline(self) -> float:
         """Return the time of the next refill, report or timeout."""
-        moments = [] if self._refill_at is None else [self._refill_at]
-        if self._waiting_since is not None and self.is_worth_waiting:
-            moments += [self._waiting_since + limit for limit in (_REPORT_SLOW_AFTER_S, _MAX_WAIT_S)]
-            if self._has_reported_slow:
-                moments.remove(self._waiting_since + _REPORT_SLOW_AFTER_S)
-        return min(moments, default=None)
+        if self._waiting_since is None or not self.is_worth_waiting:
+            return self._refill_at
+        wait_s = _MAX_WAIT_S if self._has_reported_slow else _REPORT_SLOW_AFTER_S
+        return min(self._refill_at, self._waiting_since + wait_s)
 
     def has_timed_out(self, now: float) -> bool:
         """Return whether the waiting workers should start cold now."""
@@ -115,9 +98,9 @@ class WarmPool:
 
     def refill(self, now: float) -> None:
         """If due, fork as many standbys as the next start needs."""
-        if self._refill_at is None or now < self._refill_at:
+        if now < self._refill_at:
             return
-        self._refill_at = None
+        self._refill_at = _NEVER
         if self._is_ready and not self._forking:
             self._fork_standbys(self._target - len(self._standbys))
 
@@ -162,7 +145,7 @@ class WarmPool:
             with self._standbys.pop(pid) as sock:
                 if self._hand_over(sock, spec, error_writer, *descriptors):
                     self._lost = 0
-                    self._refill_at = time.monotonic() + _REFILL_DELAY_S if self._target else None
+                    self._refill_at = time.monotonic() + _REFILL_DELAY_S if self._target else _NEVER
                     return pid
         return 0
 
@@ -176,18 +159,14 @@ class WarmPool:
 
     @staticmethod
     def _hand_over(sock: socket.socket, spec: dict[str, Any], *descriptors: int) -> bool:
-        memory = -1
+        sent = {name: spec.get(name) for name in ("argv", "env", "cwd", "cpus", "numbers", "setup")}
         try:
-            memory = os.memfd_create("tenax-spec", os.MFD_CLOEXEC)
-            sent = {name: spec.get(name) for name in ("argv", "env", "cwd", "cpus", "numbers", "setup")}
-            with open(memory, "wb", closefd=False) as file:
+            with open(os.memfd_create("tenax-spec", os.MFD_CLOEXEC), "wb") as file:
                 file.write(marshal.dumps(sent, _MARSHAL_VERSION))
-            socket.send_fds(sock, [b"!"], [memory, *descriptors])
+                file.flush()
+                socket.send_fds(sock, [b"!"], [file.fileno(), *descriptors])
         except OSError:  # the standby died, or there are too many open files, which the cold start will report
             return False
-        finally:
-            if memory >= 0:
-                os.close(memory)
         return True
 
     # --- children -------------------------------------------------------------------------------------------------
@@ -209,15 +188,20 @@ class WarmPool:
         else:
             self._pid = 0
             self.receive()
-            self._close(f"the template {_how_it_ended(exit_code)}")
+            number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
+            try:
+                how = f"was killed by {signal.Signals(number).name}"
+            except ValueError:  # not a signal, or one without a name
+                how = f"exited with code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
+            self._close(f"the template {how}")
 
     def children(self) -> set[int]:
         """Return the template and the standbys: children of the keeper that no worker left behind."""
-        return {*self._standbys, *([self._pid] if self._pid else [])}
+        return {*self._standbys, self._pid} - {0}
 
     def members(self) -> set[int]:
         """Return the same with the descendants of the template."""
-        return {*self.children(), *(descendants(self._pid) if self._pid else [])}
+        return self.children().union(descendants(self._pid) if self._pid else ())
 
     # --- the template ---------------------------------------------------------------------------------------------
 
@@ -233,16 +217,15 @@ class WarmPool:
                 self._messages.append(("cold", left_out))
                 self._close("")
             case ("forked", number, pids) if number == self._fork_requests and self._forking:
+                is_short = len(pids) < len(self._forking)
                 for pid, sock in zip(pids, self._forking, strict=False):
                     if pid in self._dead_early:
                         sock.close()
                     else:
                         self._standbys[pid] = sock
                 self._dead_early.clear()
-                is_short = len(pids) < len(self._forking)
-                for sock in self._forking[len(pids) :]:
-                    sock.close()
-                self._forking = []
+                del self._forking[: len(pids)]
+                self._close_forking()
                 if self._waiting_since is None:
                     self._set_up_standbys()
                 if is_short:  # retrying would not help, and cold starts will report the error
@@ -261,12 +244,15 @@ class WarmPool:
             self._fork_requests += 1
             self._channel.send(("fork", self._fork_requests), [sock.fileno() for sock in theirs])
         except (OSError, ChannelClosed):  # too many open files; or the template is gone, which its death reports
-            for sock in self._forking:
-                sock.close()
-            self._forking = []
+            self._close_forking()
         finally:
             for sock in theirs:
                 sock.close()
+
+    def _close_forking(self) -> None:
+        for sock in self._forking:
+            sock.close()
+        self._forking = []
 
     def _close(self, why: str) -> None:
         """Fork no more standbys. Existing ones can still become workers."""
@@ -274,11 +260,9 @@ class WarmPool:
             return
         self.is_open = False
         self._is_ready = False
-        self._refill_at = None
+        self._refill_at = _NEVER
         self._channel.close()
-        for sock in self._forking:
-            sock.close()
-        self._forking = []
+        self._close_forking()
         if why:
             self._messages.append(("cold", {"": why}))
 

@@ -33,10 +33,6 @@ class Topology:
             return {0: online} if online else {}
         return {n: sysfs.parse_list(sysfs.read(self._node, f"node{n}", "cpulist") or "") for n in numbers}
 
-    def memory_nodes(self) -> frozenset[int]:
-        """Return the NUMA nodes that have memory."""
-        return sysfs.parse_list(sysfs.read(self._node, "has_memory") or "")
-
     def socket_of(self, cpu: int) -> int | None:
         return sysfs.read_int(self._cpu, f"cpu{cpu}", "topology", "physical_package_id")
 

@@ -295,8 +295,8 @@ class _FakeTemplate:
         self._output, printed = os.pipe()
         os.set_blocking(self._output, False)
         os.close(printed)
-        self.pool = WarmPool(os.getpid(), ours, self._output, standbys)
-        self.pool.prepare(["json"], [], has_own_arguments=False)
+        plan = {"modules": ["json"], "late": [], "has_own_arguments": False, "standbys": standbys, "setups": []}
+        self.pool = WarmPool(os.getpid(), ours, self._output, plan)
 
     def commands(self) -> list[str]:
         found = []

@@ -12,6 +12,7 @@
 import ast
 import os
 import sys
+from itertools import accumulate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,16 +55,19 @@ class _Scan:
         self.has_optimizers = False  # of torch
         self._seen: set[str] = set()
         self._is_full = to_the_end
-        name, is_module = script
-        for path, module in _main_module(name) if is_module else _main_file(name):
+        for path, module in _main_files(*script):
             self._read(path, module)
 
     def _read(self, path: str, module: str) -> None:
         if path in self._seen or len(self._seen) >= _MAX_FILES or self.end:
             return
         self._seen.add(path)
-        body = _parsed(path)
-        self.has_optimizers |= any(map(_is_optimizers, _walk(body)))
+        try:
+            with open(path, "rb") as file:
+                body = ast.parse(file.read(), path).body
+        except (OSError, SyntaxError, ValueError, RecursionError):  # the worker will report it
+            return
+        self.has_optimizers |= any(_is_optimizers(node) for statement in body for node in ast.walk(statement))
         for node in _statements(body):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 for name in _names(node, module, path):
@@ -84,57 +88,29 @@ class _Scan:
             self.found[name] = None
 
 
-def _main_file(script: str) -> "list[tuple[str, str]]":
-    """Return the file with the name of its module, for relative imports: a script has none."""
-    path = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
+def _main_files(name: str, is_module: bool) -> "list[tuple[str, str]]":
+    """Return the files that run first, with the names of their modules, for relative imports: a script has none."""
+    if is_module:
+        folder = _folder_of(name)
+        return [] if folder is None else _own_files(f"{name}.__main__", folder)
+    path = os.path.join(name, "__main__.py") if os.path.isdir(name) else name
     return [(os.path.abspath(path), "")] if os.path.isfile(path) else []
-
-
-def _main_module(module: str) -> "list[tuple[str, str]]":
-    folder = _folder_of(module)
-    if folder is None:
-        return []
-    path = _file_of(f"{module}.__main__", folder)
-    inside = _own_files(module, folder)
-    return [*inside, (path, f"{module}.__main__")] if path else inside
 
 
 def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
     """Return the files that its import runs: those of its packages, then its own."""
-    parts = module.split(".")
-    names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    names = accumulate(module.split("."), lambda package, name: f"{package}.{name}")
     return [(path, name) for name in names if (path := _file_of(name, folder)) is not None]
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
 
 
-def _parsed(path: str) -> "list[ast.stmt]":
-    try:
-        with open(path, "rb") as file:
-            return ast.parse(file.read(), path).body
-    except (OSError, SyntaxError, ValueError, RecursionError):  # the worker will report it
-        return []
-
-
-def _walk(body: "list[ast.stmt]") -> "Iterator[ast.AST]":
-    return (node for statement in body for node in ast.walk(statement))
-
-
 def _is_optimizers(node: ast.AST) -> bool:
     """Return whether this is ``torch.optim``, or imports from it."""
-    if isinstance(node, ast.ImportFrom):
-        return node.module == "torch.optim" or (
-            node.module == "torch" and any(alias.name == "optim" for alias in node.names)
-        )
-    if isinstance(node, ast.Import):
-        return any(alias.name == "torch.optim" for alias in node.names)
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == "optim"
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "torch"
-    )
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return "torch.optim" in _names(node, "", "")
+    return isinstance(node, ast.Attribute) and node.attr == "optim" and ast.unparse(node) == "torch.optim"
 
 
 def _statements(body: "list[ast.stmt]") -> "Iterator[ast.stmt]":
@@ -143,7 +119,9 @@ def _statements(body: "list[ast.stmt]") -> "Iterator[ast.stmt]":
     while waiting:
         node = waiting.pop(0)
         if isinstance(node, ast.If):
-            certain = node.body if _is_main_guard(node.test) else node.orelse if _is_for_types(node.test) else None
+            is_main_guard = ast.unparse(node.test) == "__name__ == '__main__'"
+            name = getattr(node.test, "attr", getattr(node.test, "id", ""))
+            certain = node.body if is_main_guard else node.orelse if name == "TYPE_CHECKING" else None
             waiting[:0] = [_uncertain(node)] if certain is None else certain
         elif isinstance(node, ast.Try):
             doubtful = [_uncertain(handler) for handler in node.handlers]
@@ -187,22 +165,6 @@ def _is_harmless_call(node: ast.expr) -> bool:
     return isinstance(function, ast.Name) and function.id in _HARMLESS_CALLS
 
 
-def _is_for_types(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else test.id if isinstance(test, ast.Name) else ""
-    return name == "TYPE_CHECKING"
-
-
-def _is_main_guard(test: ast.expr) -> bool:
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.left, ast.Name)
-        and test.left.id == "__name__"
-        and isinstance(test.ops[0], ast.Eq)
-        and isinstance(test.comparators[0], ast.Constant)
-        and test.comparators[0].value == "__main__"
-    )
-
-
 def _names(node: "ast.Import | ast.ImportFrom", module: str, path: str) -> "Iterator[str]":
     """Yield what a statement imports; ``from a import b`` may mean a module ``a.b``."""
     if isinstance(node, ast.Import):
@@ -243,12 +205,10 @@ def _folder_of(module: str) -> "str | None":
     top = module.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return None
-    for folder in sys.path:
-        base = os.path.join(folder or os.curdir, top)
-        if os.path.isdir(base) or os.path.isfile(base + ".py"):
-            return folder or os.curdir
-        if _compiled(top, folder or os.curdir):
-            return folder or os.curdir
+    for folder in (entry or os.curdir for entry in sys.path):
+        base = os.path.join(folder, top)
+        if os.path.isdir(base) or os.path.isfile(base + ".py") or _compiled(top, folder):
+            return folder
     return None
 
 
@@ -271,10 +231,8 @@ def _entries(folder: str) -> "list[str]":
 def _file_of(module: str, folder: str) -> "str | None":
     """Return the source file of a dotted name, without importing anything."""
     base = os.path.join(folder, *module.split("."))
-    for path in (os.path.join(base, "__init__.py"), base + ".py"):
-        if os.path.isfile(path):
-            return os.path.abspath(path)
-    return None
+    paths = (os.path.join(base, "__init__.py"), base + ".py")
+    return next((os.path.abspath(path) for path in paths if os.path.isfile(path)), None)
 
 
 def _compiled(module: str, folder: str) -> bool:

@@ -31,6 +31,7 @@ _KNOWN_UNSAFE = {
 }
 # Packages that read LOCAL_RANK after imports of a second and more. Trying them would delay the workers by as much.
 _READ_LOCAL_RANK = frozenset({"lightning", "lightning_fabric", "pytorch_lightning", "torchmetrics"})
+_SEEDS = "it seeds a random number generator when it is imported"
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
 _MAX_ERROR_LENGTH = 300  # characters
 _MAX_EXPLICIT_SEED = 1 << 32  # torch's own random seed has 64 bits
@@ -60,10 +61,9 @@ class Trial:
 
 
 class Selection:
-    """The modules to import."""
+    """The modules to import, by name; ``auto`` stands for what the script imports."""
 
     def __init__(self, modules: "list[str]") -> None:
-        """``modules``: names; ``auto`` stands for what the script imports."""
         self.names: list[str] = []  # in order
         self.left_out: dict[str, str] = {}
         self._chosen: set[str] = set()  # by ``auto``
@@ -171,10 +171,6 @@ def script_as_main() -> "Iterator[None]":
 class _Arguments(list):  # type: ignore[type-arg]
     """``sys.argv`` if it differs between workers. Only the first, the script, may be read."""
 
-    def __init__(self, words: "list[str]", leave_out: "Callable[[str], None]") -> None:
-        super().__init__(words)
-        self._leave_out = leave_out
-
     def __getitem__(self, index: "Any") -> "Any":
         if index != 0:
             self._reject()
@@ -189,19 +185,19 @@ class _Arguments(list):  # type: ignore[type-arg]
         return super().__len__()
 
     def _reject(self) -> None:
-        self._leave_out("it reads the arguments when it is imported, and each worker has its own")
+        Trial.leave_out("it reads the arguments when it is imported, and each worker has its own")
 
 
 @contextlib.contextmanager
-def watched_arguments(is_needed: bool, leave_out: "Callable[[str], None]") -> "Iterator[None]":
-    before = sys.argv
-    if is_needed:
-        sys.argv = _Arguments(before, leave_out)
+def watched_arguments(is_needed: bool) -> "Iterator[None]":
+    if not is_needed:
+        yield
+        return
+    before, sys.argv = sys.argv, _Arguments(sys.argv)
     try:
         yield
     finally:
-        if is_needed:
-            sys.argv = before
+        sys.argv = before
 
 
 # --- the environment --------------------------------------------------------------------------------------------------
@@ -219,9 +215,12 @@ def restore_pythonpath() -> None:
         os.environ["PYTHONPATH"] = before[1:]
 
 
-def apply_environment_changes(changes: "tuple[tuple[str, str | None], ...]") -> None:
+_changes: "dict[str, str | None]" = {}  # what the imports changed in the environment; None: removed
+
+
+def apply_environment_changes() -> None:
     """Repeat in a worker what the imports changed."""
-    for name, value in changes:
+    for name, value in _changes.items():
         if name == "PYTHONPATH" and _HOOK_MARK in os.environ:  # the next hook restores it from here
             os.environ[_HOOK_MARK] = "unset" if value is None else f"={value}"
         elif value is None:
@@ -234,78 +233,65 @@ def why_late(action: str, name: str) -> str:
     return f"it {action} {name} when it is imported, and only workers have that"
 
 
-class Environment:
-    """Leaves out a module that accesses a variable that only a worker has, and records changes to all others."""
-
-    def __init__(self, late: "frozenset[str]") -> None:
-        self._late = late
-        self._before = dict(os.environ)
-
-    def check(self, action: str, name: object) -> None:
-        text = os.fsdecode(name) if isinstance(name, bytes) else name
-        if text in self._late and os.getpid() == Trial.pid:
-            Trial.leave_out(why_late(action, text))
-
-    def changes(self) -> "list[tuple[str, str | None]]":
-        """Return the variables that changed; None: removed."""
-        now = dict(os.environ)
-        gone: list[tuple[str, str | None]] = [(name, None) for name in self._before if name not in now]
-        return gone + [(name, value) for name, value in now.items() if self._before.get(name) != value]
-
-
 @contextlib.contextmanager
-def watched_environment(late: "frozenset[str]") -> "Iterator[Environment]":
-    """Watch access to ``os.environ``, which stays the same object because modules keep references to it.
+def watched_environment(late: "frozenset[str]") -> "Iterator[None]":
+    """Leave out a module that accesses a variable that only a worker has, and record changes to all others.
 
-    Iterating over it is not watched: many libraries do (tqdm, fsspec) to find their own variables.
+    ``os.environ`` stays the same object, because modules keep references to it. Iterating over it is not watched: many
+    libraries do (tqdm, fsspec) to find their own variables.
     """
-    seen = Environment(late)
     kind = type(os.environ)
+    before = dict(os.environ)
+
+    def check(action: str, name: object) -> None:
+        text = os.fsdecode(name) if isinstance(name, bytes) else name
+        if text in late and os.getpid() == Trial.pid:
+            Trial.leave_out(why_late(action, text))
 
     class Watched(kind):  # type: ignore[valid-type, misc]
         def __getitem__(self, key: "str | bytes") -> "Any":
-            seen.check("reads", key)
+            check("reads", key)
             return super().__getitem__(key)
 
         def __contains__(self, key: object) -> bool:
-            seen.check("reads", key)
+            check("reads", key)
             return bool(super().__contains__(key))
 
         def __setitem__(self, key: "Any", value: "Any") -> None:
-            seen.check("sets", key)
+            check("sets", key)
             super().__setitem__(key, value)
 
         def __delitem__(self, key: "Any") -> None:
-            seen.check("deletes", key)
+            check("deletes", key)
             super().__delitem__(key)
 
     for environ in (os.environ, os.environb):
         environ.__class__ = Watched
     try:
-        yield seen
+        yield
     finally:
         for environ in (os.environ, os.environb):
             environ.__class__ = kind
+        now = dict(os.environ)
+        _changes.update({name: now.get(name) for name in (before | now) if before.get(name) != now.get(name)})
 
 
 @contextlib.contextmanager
-def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
+def watched_calls() -> "Iterator[None]":
     """Watch calls that leave no observable state. A wrapper kept beyond this context just calls the original."""
     is_watching = True
 
-    def watch(owner: "Any", name: str, why: str, matches: "Callable[..., bool]" = lambda *_, **__: True) -> "Any":
+    def watch(owner: "Any", name: str, why: str, matches: "Callable[..., Any]" = lambda *_, **__: True) -> "Any":
+        """Leave out a module that calls this function with arguments that match."""
         function = getattr(owner, name)
 
         def call(*args: "Any", **options: "Any") -> "Any":
             if is_watching and os.getpid() == Trial.pid and matches(*args, **options):
-                leave_out(why)
+                Trial.leave_out(why)
             return function(*args, **options)
 
         setattr(owner, name, call)
         return owner, name, function
-
-    def has_arguments(*args: "Any", **options: "Any") -> bool:
-        return bool(args or options)
 
     def watch_temporary(name: str, path_of: "Callable[[Any], str]") -> "Any":
         function = getattr(tempfile, name)
@@ -313,7 +299,7 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
         def make(*args: "Any", **options: "Any") -> "Any":
             made = function(*args, **options)
             if is_watching and os.getpid() == Trial.pid:
-                _temporary_paths.append(path_of(made))
+                _temporary_paths.append(os.fsdecode(path_of(made)))
             return made
 
         setattr(tempfile, name, make)
@@ -321,12 +307,12 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
 
     anew = "it executes the program again when it is imported"
     replaced = [
-        watch(random, "seed", "it seeds a random number generator when it is imported", has_arguments),
+        watch(random, "seed", _SEEDS, lambda *args, **options: args or options),
         watch(os, "execv", anew),
         watch(os, "execve", anew),
-        watch_temporary("mkdtemp", os.fsdecode),
-        watch_temporary("mkstemp", lambda made: os.fsdecode(made[1])),
-        watch_temporary("_mkstemp_inner", lambda made: os.fsdecode(made[1])),
+        watch_temporary("mkdtemp", lambda made: made),
+        watch_temporary("mkstemp", lambda made: made[1]),
+        watch_temporary("_mkstemp_inner", lambda made: made[1]),
         watch(signal, "pthread_sigmask", "it changes which signals are blocked", lambda _, mask: bool(mask)),
     ]
     try:
@@ -355,68 +341,59 @@ class Condition:
 
     def why_it_cannot_be_forked(self) -> str:
         """Return the reason, or an empty string."""
-        return (
-            _by_known_modules()
-            or self._by_descriptors()
-            or _by_accelerator()
-            or _by_children()
-            or _by_threads()
-            or _by_seeds()
-            or _by_temporary_files()
-            or self._by_surroundings()
-        )
+        return next(self._reasons(), "")
 
-    def _by_descriptors(self) -> str:
-        opened = {number: path for number, path in _descriptors().items() if self._descriptors.get(number) != path}
-        for path in opened.values():
+    def _reasons(self) -> "Iterator[str]":
+        yield from (why for name, why in _KNOWN_UNSAFE.items() if name in sys.modules)
+        opened = [path for number, path in _descriptors().items() if self._descriptors.get(number) != path]
+        for path in opened:
             if path.startswith(_ACCELERATORS):
-                return f"it has initialised an accelerator ({path} is open), which a forked process cannot use"
-        for path in opened.values():
-            if path not in _HARMLESS:
-                return f"it keeps {path} open, which all workers would share"
-        return ""
-
-    def _by_surroundings(self) -> str:
+                yield f"it has initialised an accelerator ({path} is open), which a forked process cannot use"
+        yield from (f"it keeps {path} open, which all workers would share" for path in opened if path not in _HARMLESS)
+        torch_cuda = sys.modules.get("torch.cuda")
+        if torch_cuda is not None and torch_cuda.is_initialized():
+            yield "it has initialised CUDA, which a forked process cannot use"
+        yield from _processes_and_threads()
+        if _is_seeded():
+            yield _SEEDS
+        for path in _temporary_paths:
+            if os.path.exists(path):
+                made = f"it creates a temporary file or folder when it is imported ({path})"
+                yield f"{made}, which every worker would remove"
         if os.getcwd() != self._folder:
-            return f"it changes the working directory (to {os.getcwd()})"
+            yield f"it changes the working directory (to {os.getcwd()})"
         if _umask() != self._mask:
-            return "it changes the umask"
+            yield "it changes the umask"
         if sys.argv is not self._arguments[0] or list.copy(sys.argv) != self._arguments[1]:
-            return "it changes sys.argv"
+            yield "it changes sys.argv"
         if sys.path[:1] != self._first_on_path:
-            return "it puts a folder before the script's on sys.path"
+            yield "it puts a folder before the script's on sys.path"
         if any(signal.getitimer(kind)[0] for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
-            return "it sets a timer, which a forked process does not have"
-        return ""
+            yield "it sets a timer, which a forked process does not have"
 
 
 def why_no_template(own: "set[int]") -> str:
     """Return why not even an empty template is safe to fork: .pth files run code in every interpreter."""
-    why = _by_customization() or _by_system()
-    if why:
-        return why
-    foreign = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
-    why = _by_threads() or _by_children() or (f"it keeps {foreign[0]} open" if foreign else "")
-    return f"this Python's startup code cannot be forked: {why}" if why else ""
+    return next(_reasons_against_template(own), "")
 
 
-def _by_system() -> str:
+def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
+    library = os.path.dirname(os.__file__)
+    for name in ("sitecustomize", "usercustomize"):  # the environment's own
+        spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
+        path = getattr(spec, "origin", None)
+        real = os.path.realpath(path or "")
+        # /etc/python3: the crash reporter of a Linux distribution
+        if path and os.path.dirname(real) != os.path.realpath(library) and not real.startswith("/etc/python3"):
+            yield f"this Python has a {name} ({path}), which must run before any import"
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:  # a container may forbid it
-        return f"this system does not support pidfd_open ({error.strerror})"
-    return ""
-
-
-def _by_customization() -> str:
-    """Reject an environment with its own customization modules, which must run before any import."""
-    library = os.path.dirname(os.__file__)
-    for name in ("sitecustomize", "usercustomize"):
-        spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
-        path = getattr(spec, "origin", None)
-        if path and os.path.dirname(os.path.realpath(path)) != os.path.realpath(library) and not _is_system(path):
-            return f"this Python has a {name} ({path}), which must run before any import"
-    return ""
+        yield f"this system does not support pidfd_open ({error.strerror})"
+    found = _descriptors().items()
+    foreign = [f"it keeps {path} open" for number, path in found if number not in own and path not in _HARMLESS]
+    for why in (*_processes_and_threads(), *foreign):
+        yield f"this Python's startup code cannot be forked: {why}"
 
 
 def _is_hook(folder: str) -> bool:
@@ -424,73 +401,39 @@ def _is_hook(folder: str) -> bool:
     return os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.basename(folder) in ("hook", "warm")
 
 
-def _is_system(path: str) -> bool:
-    """Return whether this is the crash reporter of a Linux distribution."""
-    return os.path.realpath(path).startswith("/etc/python3")
-
-
-def _by_seeds() -> str:
-    """Reject explicit seeds: ``reset_process_state`` reseeds every worker and would undo them."""
+def _is_seeded() -> bool:
+    """Return whether there are explicit seeds: ``reset_process_state`` reseeds every worker and would undo them."""
     numpy_random = sys.modules.get("numpy.random.mtrand")
     torch = sys.modules.get("torch")
-    is_seeded = (
+    return (
         numpy_random is not None and getattr(numpy_random._rand._bit_generator, "_seed_seq", "unknown") is None
     ) or (torch is not None and hasattr(torch, "initial_seed") and torch.initial_seed() < _MAX_EXPLICIT_SEED)
-    return "it seeds a random number generator when it is imported" if is_seeded else ""
 
 
-def _by_temporary_files() -> str:
-    left = [path for path in _temporary_paths if os.path.exists(path)]
-    if not left:
-        return ""
-    return f"it creates a temporary file or folder when it is imported ({left[0]}), which every worker would remove"
-
-
-def _by_known_modules() -> str:
-    return next((why for name, why in _KNOWN_UNSAFE.items() if name in sys.modules), "")
-
-
-def _by_accelerator() -> str:
-    torch_cuda = sys.modules.get("torch.cuda")
-    if torch_cuda is not None and torch_cuda.is_initialized():
-        return "it has initialised CUDA, which a forked process cannot use"
-    return ""
-
-
-def _by_children() -> str:
+def _processes_and_threads() -> "Iterator[str]":
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         children = file.read().split()
-    if not children:
-        return ""
-    return f"a process that it started is alive ({', '.join(map(_name_of, children[:3]))})"
-
-
-def _by_threads() -> str:
-    """Reject threads that survive a trial fork: some libraries end theirs before a fork and restart them on demand."""
+    if children:
+        yield f"a process that it started is alive ({', '.join(map(_name_of, children[:3]))})"
     if len(os.listdir("/proc/self/task")) == 1:
-        return ""
+        return
+    # Only threads that survive a trial fork: some libraries end theirs before a fork and restart them on demand.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
     threads = [entry for entry in os.listdir("/proc/self/task") if int(entry) != os.getpid()]
-    if not threads:
-        return ""
-    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    shown = names or [_name_of(f"self/task/{thread}") for thread in threads]
-    is_single = len(threads) == 1
-    return (
-        f"it has started {'a thread' if is_single else f'{len(threads)} threads'} ({', '.join(shown[:3])}), "
-        f"which a forked process would not have"
-    )
+    if threads:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        shown = ", ".join((names or [_name_of(f"self/task/{thread}") for thread in threads])[:3])
+        count = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
+        yield f"it has started {count} ({shown}), which a forked process would not have"
 
 
 def _name_of(process: str) -> str:
-    try:
-        with open(f"/proc/{process}/comm") as file:
-            return file.read().strip()
-    except OSError:  # it has exited
-        return "?"
+    with contextlib.suppress(OSError), open(f"/proc/{process}/comm") as file:
+        return file.read().strip()
+    return "?"  # it has exited
 
 
 def _descriptors() -> "dict[int, str]":

@@ -59,21 +59,20 @@ def run_template(number: int) -> None:
     # Schedulers signal every process of a job. Signals for workers must not end the template.
     signal.pthread_sigmask(signal.SIG_BLOCK, _CATCHABLE)
     channel = _Channel(number)
-    message = channel.receive()[0]
-    if message is None:
-        os._exit(0)
-    _, modules, late, has_own_arguments = message
-    _install_compat()
+    (_, modules, late, has_own_arguments), _ = channel.receive()
+    # Under --compat, redirect torch's elastic modules before torch is imported. Its own hook reports failures.
+    if os.environ.get("TENAX_COMPAT", "0") != "0":
+        with contextlib.suppress(ImportError):
+            __import__("tenax.compat")
     tenax_preload.restore_pythonpath()
     title = _Title()
-    _run_root(channel, modules, frozenset(late), has_own_arguments)
+    forker, sock = _run_root(channel, modules, frozenset(late), has_own_arguments)
     # From here on: a standby.
     channel.close()
     _set_process_name(b"tenax-standby")
     title.write(b"tenax-standby")
-    sock = _Standby.sock
-    assert sock is not None
-    _die_with_keeper(keeper)
+    _wait_for_end(forker)  # so that the keeper is the parent
+    _die_with(keeper)
     spec, descriptors = _receive_spec(sock)
     reserved: list[int] = []
     if spec["setup"]:
@@ -88,28 +87,16 @@ def run_template(number: int) -> None:
         os.close(descriptor)
 
 
-def _install_compat() -> None:
-    """Under ``--compat``, redirect torch's elastic modules before torch is imported. Its own hook reports failures."""
-    if os.environ.get("TENAX_COMPAT", "0") != "0":
-        with contextlib.suppress(ImportError):
-            __import__("tenax.compat")
-
-
-class _Standby:
-    """State that a standby inherits from its forker."""
-
-    sock: "socket.socket | None" = None
-    forker = 0
-
-
 _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 # --- root and trials --------------------------------------------------------------------------------------------------
 
 
-def _run_root(channel: "_Channel", modules: "list[str]", late: "frozenset[str]", has_own_arguments: bool) -> None:
-    """Fork trials until one has imported what can be forked. Returns only in standbys."""
+def _run_root(
+    channel: "_Channel", modules: "list[str]", late: "frozenset[str]", has_own_arguments: bool
+) -> "tuple[int, socket.socket]":
+    """Fork trials until one has imported what can be forked. Returns only in standbys, the forker and the socket."""
     began = time.monotonic()
     why = tenax_preload.why_no_template({0, 1, 2, channel.fileno()})
     selection = tenax_preload.Selection([] if why else modules)
@@ -123,11 +110,10 @@ def _run_root(channel: "_Channel", modules: "list[str]", late: "frozenset[str]",
     os.close(tenax_preload.Trial.writer)
     channel.send(("ready", time.monotonic() - began, imported, left_out))
     while True:
-        message, descriptors = channel.receive()
-        if message is None:
-            os._exit(0)
-        if _fork_standbys(channel, message[1], descriptors):
-            return
+        (_, number), descriptors = channel.receive()
+        standby = _fork_standbys(channel, number, descriptors)
+        if standby is not None:
+            return standby
 
 
 def _fork_trials(names: "list[str]", left_out: "dict[str, str]") -> "list[str]":
@@ -161,9 +147,9 @@ def _fork_trials(names: "list[str]", left_out: "dict[str, str]") -> "list[str]":
         status = os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
         if is_template:  # it has exited
             os._exit(128 - status if status < 0 else status)
-        name, why = _culprit(lines)
-        name = name or names[0]
-        left_out[name] = why or _how_it_ended(status)
+        # "left MODULE WHY", or "import MODULE" if that import did not return.
+        _, name, *reason = (lines[-1] if lines else f"import {names[0]}").split(" ", 2)
+        left_out[name] = reason[0] if reason else f"the process that imported it {_how_it_ended(status)}"
         names = [other for other in names if other != name and not other.startswith(f"{name}.")]
     return []
 
@@ -186,19 +172,10 @@ def _read_trial(descriptor: int, trial: int) -> "list[str]":
             return lines
 
 
-def _culprit(lines: "list[str]") -> "tuple[str, str]":
-    """Return the module that failed, and why; the reason is empty if its import did not return."""
-    if lines and lines[-1].startswith("left "):
-        _, name, why = lines[-1].split(" ", 2)
-        return name, why
-    return (lines[-1].partition(" ")[2] if lines else ""), ""
-
-
 def _how_it_ended(status: int) -> str:
-    how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
     with contextlib.suppress(ValueError):  # not every signal has a name
-        how = f"was killed by {signal.Signals(-status).name}"
-    return f"the process that imported it {how}"
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
 
 
 def _run_trial(
@@ -216,11 +193,11 @@ def _run_trial(
     trial = tenax_preload.Trial
     imported: list[str] = []
     with (
-        tenax_preload.watched_environment(late) as environment,
+        tenax_preload.watched_environment(late),
         tenax_preload.script_folder_first(),
         tenax_preload.script_as_main(),
-        tenax_preload.watched_arguments(has_own_arguments, trial.leave_out),
-        tenax_preload.watched_calls(trial.leave_out),
+        tenax_preload.watched_arguments(has_own_arguments),
+        tenax_preload.watched_calls(),
         tenax_preload.no_collections(),
     ):
         before, began = tenax_preload.Condition(), time.monotonic()
@@ -241,18 +218,11 @@ def _run_trial(
                 trial.leave_out(why)
             imported.append(trial.name)
         gc.freeze()  # keeps these pages shared: a collection in a worker would copy them
-    _Changes.made = tuple(environment.changes())
     return imported
 
 
-class _Changes:
-    """What the imports changed in the environment; applied in each worker."""
-
-    made: "tuple[tuple[str, str | None], ...]" = ()
-
-
-def _fork_standbys(channel: "_Channel", number: int, descriptors: "list[int]") -> bool:
-    """Fork a standby for each socket. Return whether this process is one of them."""
+def _fork_standbys(channel: "_Channel", number: int, descriptors: "list[int]") -> "tuple[int, socket.socket] | None":
+    """Fork a standby for each socket. In a standby, return its forker and its socket."""
     template = os.getpid()
     try:
         forker = os.fork()
@@ -261,19 +231,17 @@ def _fork_standbys(channel: "_Channel", number: int, descriptors: "list[int]") -
         forker = -1
     if forker == 0:
         _die_with(template)
-        if _run_forker(channel, number, descriptors):
-            return True
-        os._exit(0)
+        forker = os.getpid()
+        return forker, _run_forker(channel, number, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     if forker > 0 and os.waitpid(forker, 0)[1]:  # killed, perhaps before it sent the pids
         channel.send(("forked", number, []))
-    return False
+    return None
 
 
-def _run_forker(channel: "_Channel", number: int, descriptors: "list[int]") -> bool:
-    """Fork the standbys, in the forker. Return whether this process is a standby."""
-    _Standby.forker = os.getpid()
+def _run_forker(channel: "_Channel", number: int, descriptors: "list[int]") -> "socket.socket":
+    """Fork the standbys, in the forker. Returns only in standbys."""
     pids = []
     for descriptor in descriptors:
         try:
@@ -284,12 +252,11 @@ def _run_forker(channel: "_Channel", number: int, descriptors: "list[int]") -> b
             for other in descriptors:
                 if other != descriptor:
                     os.close(other)
-            _Standby.sock = socket.socket(fileno=descriptor)
-            return True
+            return socket.socket(fileno=descriptor)
         pids.append(pid)
     # Sent before the forker exits: the keeper has the pids when it becomes their parent.
     channel.send(("forked", number, pids))
-    return False
+    os._exit(0)
 
 
 # --- standby and worker -----------------------------------------------------------------------------------------------
@@ -301,21 +268,15 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _die_with_keeper(keeper: int) -> None:
-    """Wait until the forker is gone, so that the keeper is the parent, and set the death signal."""
-    try:
-        forker = os.pidfd_open(_Standby.forker)
-    except ProcessLookupError:
-        pass
-    else:
-        select.select([forker], [], [])
-        os.close(forker)
-    _die_with(keeper)
+def _wait_for_end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        select.select([handle], [], [])
+        os.close(handle)
 
 
 def _receive_spec(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]":
-    _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
-    descriptors = _descriptors_in(ancillary)
+    _, descriptors = _receive(sock, 1)
     if not descriptors:
         os._exit(1)  # the keeper is gone or closed the pool
     memory, *rest = descriptors
@@ -341,7 +302,7 @@ def _set_up(spec: "dict[str, Any]") -> "list[int]":
     os.environb.clear()
     os.environb.update(spec["env"])
     tenax_preload.restore_pythonpath()
-    tenax_preload.apply_environment_changes(_Changes.made)
+    tenax_preload.apply_environment_changes()
     if spec["cpus"]:
         os.sched_setaffinity(0, spec["cpus"])
     module, _, name = spec["setup"].partition(":")
@@ -385,7 +346,7 @@ def _become_worker(spec: "dict[str, Any]", descriptors: "list[int]") -> None:
         os._exit(_CANNOT_START)
     os.environb.clear()
     os.environb.update(spec["env"])
-    tenax_preload.apply_environment_changes(_Changes.made)
+    tenax_preload.apply_environment_changes()
     _take_arguments([os.fsdecode(word) for word in spec["argv"]])
     tenax_preload.reset_process_state()
     os.close(error_writer)
@@ -479,7 +440,7 @@ class _Channel:
             os._exit(0)
 
     def receive(self) -> "tuple[Any, list[int]]":
-        """Return the next message and its descriptors; None when the keeper is gone."""
+        """Return the next message and its descriptors. Exits when the keeper is gone."""
         while True:
             if len(self._received) >= _HEADER.size:
                 size, count = _HEADER.unpack_from(self._received)
@@ -490,12 +451,10 @@ class _Channel:
                     descriptors = self._descriptors[:count]
                     del self._descriptors[:count]
                     return message, descriptors
-            data, ancillary, _, _ = self._sock.recvmsg(
-                1 << 16, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
-            )
-            self._descriptors += _descriptors_in(ancillary)
+            data, descriptors = _receive(self._sock, 1 << 16)
+            self._descriptors += descriptors
             if not data:
-                return None, []
+                os._exit(0)
             self._received += data
 
     def fileno(self) -> int:
@@ -505,10 +464,11 @@ class _Channel:
         self._sock.close()
 
 
-def _descriptors_in(ancillary: "list[tuple[int, int, bytes]]") -> "list[int]":
-    found: list[int] = []
+def _receive(sock: "socket.socket", size: int) -> "tuple[bytes, list[int]]":
+    data, ancillary, _, _ = sock.recvmsg(size, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             count = len(payload) // 4
-            found += struct.unpack(f"{count}i", payload[: count * 4])
-    return found
+            descriptors += struct.unpack(f"{count}i", payload[: count * 4])
+    return data, descriptors
