@@ -61,6 +61,12 @@ class Counters:
         self.dropped_for_memory = 0  # the largest buffers when all buffers together were too large
         self.out_of_room = 0  # how often the server stopped accepting
 
+    @property
+    def faults(self) -> int:
+        """How many connections the server closed."""
+        closed: int = sum(vars(self).values()) - self.accepted - self.out_of_room
+        return closed
+
     def __repr__(self) -> str:
         return ", ".join(f"{name}={count}" for name, count in vars(self).items())
 
@@ -110,11 +116,9 @@ class StoreServer:
         self._has_pending_accepts = False
         self._listen_again_at = 0.0  # 0: when a connection closes
         self._connections: dict[int, _Connection] = {}
-        limits = self._limits
-        self._silent: Admission[int] = Admission(limits.connections, min(limits.silent_per_address, limits.connections))
-        self._idle: Admission[int] = Admission(
-            limits.connections, min(limits.idle_per_address, limits.connections), from_middle=True
-        )
+        places = self._limits.connections
+        self._silent: Admission[int] = Admission(places, min(self._limits.silent_per_address, places))
+        self._idle: Admission[int] = Admission(places, min(self._limits.idle_per_address, places), from_middle=True)
         self._watched: dict[int, Callable[[], None]] = {}
         self._next_notice = 0.0
         self._reported_faults = 0
@@ -123,7 +127,7 @@ class StoreServer:
         os.set_blocking(self._wake_writer, False)
         self._poller, self._poll = _make_poller()
         self._poller.register(listener.fileno(), _IN)
-        self.watch(self._wake_reader, self._on_wake)
+        self.watch(self._wake_reader, lambda: None)  # ``serve`` returns, so it stays readable
         _open_servers.add(self)
 
     @classmethod
@@ -180,8 +184,11 @@ class StoreServer:
                 if connection is None:
                     self._on_descriptor(descriptor)
                     continue
-                if events & ~_IN:
-                    self._on_other_event(connection, events)
+                if events & _OUT:
+                    self._send_unsent(connection)
+                    continue
+                if not events & _IN:  # closed by the peer; its last requests would be readable
+                    self._drop(connection)
                     continue
                 try:
                     data = connection.recv(read_bytes)
@@ -238,15 +245,6 @@ class StoreServer:
                 self._answer(connection, connection.take())
         woken.clear()
 
-    def _on_other_event(self, connection: _Connection, events: int) -> None:
-        """Handle a connection that is writable or was closed by the peer."""
-        if events & _OUT:
-            self._send_unsent(connection)
-        elif events & _IN:  # closed, but its last requests may be readable
-            self._on_hangup(connection)
-        else:
-            self._drop(connection)
-
     def _send_unsent(self, connection: _Connection) -> None:
         if connection.unsent:
             try:
@@ -263,27 +261,9 @@ class StoreServer:
                 return
             connection.unsent = b""
             connection.sent = 0
-        answer = b""
-        if connection.is_paused:
-            answer = connection.resume()
-        self._answer(connection, answer)
+        self._answer(connection, connection.resume() if connection.is_paused else b"")
         if connection.descriptor >= 0:
             self._set_interest(connection)
-        if self.table.woken:
-            self._answer_woken()
-
-    def _on_hangup(self, connection: _Connection) -> None:
-        """Execute the last requests of a peer that has reset or half-closed the connection."""
-        try:
-            data = connection.recv(_READ_BYTES)
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(connection)
-            return
-        answer = connection.receive(data)
-        self._advance(connection)
-        self._answer(connection, answer)
         if self.table.woken:
             self._answer_woken()
 
@@ -372,9 +352,6 @@ class StoreServer:
             self._watched[descriptor]()
         # else: a connection that was dropped in this round
 
-    def _on_wake(self) -> None:
-        os.read(self._wake_reader, 4096)
-
     def _accept(self) -> None:
         self._has_pending_accepts = False
         for number in range(_MAX_ACCEPTS):
@@ -458,16 +435,7 @@ class StoreServer:
         now = self._clock()
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_EVERY_S
-            counters = self.counters
-            count = (
-                counters.no_greeting
-                + counters.refused_peers
-                + counters.refused_requests
-                + counters.dropped_for_memory
-                + counters.evicted_silent
-                + counters.evicted_idle
-                - self._reported_faults
-            )
+            count = self.counters.faults - self._reported_faults
             self._reported_faults += count
             connections = "one connection" if count == 1 else f"{count} connections"
             self._on_notice(f"the workers' store closed {connections}, the last because {last}")
