@@ -53,11 +53,9 @@ class Connection:
         while True:
             try:
                 return cls._open_once(host, port, deadline)
-            except NotAStore:
-                raise
             except (StoreConnectionError, OSError) as error:
                 left_s = deadline - time.monotonic()
-                if not retries or left_s <= 0:
+                if isinstance(error, NotAStore) or not retries or left_s <= 0:
                     if isinstance(error, StoreError):
                         raise
                     raise StoreConnectionError(_describe(error)) from error
@@ -67,18 +65,15 @@ class Connection:
     @classmethod
     def _open_once(cls, host: str, port: int, deadline: float) -> Connection:
         connection = cls(_connect(host, port, deadline), deadline)
+        nonce = wire.U32.pack(os.getpid())
         try:
-            connection._handshake()
+            connection.send(wire.GREETING + bytes([wire.PING]) + nonce)
+            if connection.receive(len(nonce)) != nonce:
+                raise NotAStore("the process listening there is not a store server")
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _handshake(self) -> None:
-        nonce = wire.U32.pack(os.getpid())
-        self.send(wire.GREETING + bytes([wire.PING]) + nonce)
-        if self.receive(len(nonce)) != nonce:
-            raise NotAStore("the process listening there is not a store server")
 
     def send(self, data: bytes) -> None:
         view = memoryview(data)

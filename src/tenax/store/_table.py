@@ -36,10 +36,7 @@ class Table:
         return self.values.pop(key, None) is not None
 
     def push(self, key: bytes, value: bytes) -> None:
-        queue = self.queues.get(key)
-        if queue is None:
-            queue = self.queues[key] = deque()
-        queue.append(value)
+        self.queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: bytes) -> bytes:
         """Remove and return the oldest value of a queue, which must not be empty."""
@@ -56,8 +53,7 @@ class Table:
         return key in self.values or key in self.queues
 
     def queue_length(self, key: bytes) -> int:
-        queue = self.queues.get(key)
-        return len(queue) if queue is not None else 0
+        return len(self.queues.get(key, ()))
 
     def add(self, key: bytes, amount: int) -> int:
         value = self.sum(key, amount)
