@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import time
-from binascii import hexlify
 from functools import partial
 
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
@@ -75,8 +74,8 @@ class EtcdStore(Store):
         self._client = etcd_client
         self._owns_client = owns_client
         self._keys = EtcdKeys(etcd_store_prefix)
-        self._process = os.getpid()
-        self._own_writer = self._new_writer()
+        self._process = 0  # the one that ``_own_writer`` belongs to
+        self._own_writer: EtcdWriter
         self._is_closed = False
 
     @property
@@ -169,7 +168,8 @@ class EtcdStore(Store):
                 operation = Delete(name) if new is None else Put(name, stored)
                 is_blind = found is not None and not loads and new is not None  # right whatever the old value is
                 guards = () if is_blind else (_unchanged(name, kv),)
-                return Step((result, stored), (operation, *_part_deletes(values, kv)), guards)
+                deletes = values.part_deletes(kv.value) if kv is not None else ()
+                return Step((result, stored), (operation, *deletes), guards)
 
             result, stored = self._writer.change(values.call, Range(name), plan)
             values.keep(stored)
@@ -181,31 +181,27 @@ class EtcdStore(Store):
             while True:
                 found = self._first_of(keys, values.call, keys_only=False)
                 if all(found):
-                    loaded = [self._value_of(key, kv, values) for key, kv in zip(keys, found, strict=True)]
+                    loaded = [
+                        values.load(kv) if kv is not None and kv.key == self._keys.value(key) else b""  # only a queue
+                        for key, kv in zip(keys, found, strict=True)
+                    ]
                     if None not in loaded:
                         return [each or b"" for each in loaded]
                 else:
                     self._wait(keys, deadline, self._timeout_s)
 
-    def _value_of(self, key: str, kv: KeyValue | None, values: EtcdValues) -> bytes | None:
-        """Return the value of a key; empty if only a queue of that name exists."""
-        return values.load(kv) if kv is not None and kv.key == self._keys.value(key) else b""
-
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         new = {self._keys.value(key): as_bytes(value) for key, value in pairs(keys, values)}
-        is_small = sum(map(len, new.values())) <= PART_BYTES
-        names = list(new)
+        max_bytes = PART_BYTES if sum(map(len, new.values())) <= PART_BYTES else _SMALL_BYTES
         with self._values(f"set {format_keys(keys)}") as parts:
-            for batch in _batches(names):
-                stored = {name: parts.stage(new[name], PART_BYTES if is_small else _SMALL_BYTES) for name in batch}
+            for batch in _batches(list(new)):
+                puts = [Put(name, parts.stage(new[name], max_bytes)) for name in batch]
                 old = parts.call(Transaction(then=tuple(Range(name) for name in batch))).answers
-                operations = [Put(name, value) for name, value in stored.items()]
-                deletes = [delete for found in old for kv in found.kvs for delete in _part_deletes(parts, kv)]
-                self._writer.change(
-                    parts.call, Range(batch[0], keys_only=True), _always(Step(None, (*operations, *deletes)))
-                )
-                for each in stored.values():
-                    parts.keep(each)
+                deletes = [delete for found in old for kv in found.kvs for delete in parts.part_deletes(kv.value)]
+                plan = _always(Step(None, (*puts, *deletes)))
+                self._writer.change(parts.call, Range(batch[0], keys_only=True), plan)
+                for put in puts:
+                    parts.keep(put.value)
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(self._first_of(keys, self._caller(f"check {format_keys(keys)}"), keys_only=True))
@@ -253,7 +249,7 @@ class EtcdStore(Store):
                 value = values.load(first)
                 if value is None:
                     return None
-                deletes = (Delete(first.key), *_part_deletes(values, first))
+                deletes = (Delete(first.key), *values.part_deletes(first.value))
                 return Step((value, 0), deletes, (_unchanged(first.key, first),))
 
             while True:
@@ -366,21 +362,13 @@ class EtcdStore(Store):
         """The writer of this process: a forked process gets its own."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._own_writer = self._new_writer()
+            self._own_writer = EtcdWriter(self._keys.writer(os.urandom(16).hex()))
         return self._own_writer
-
-    def _new_writer(self) -> EtcdWriter:
-        return EtcdWriter(self._keys.writer(hexlify(os.urandom(16)).decode()))
 
 
 def _always(step: Step[A]) -> Callable[[RangeAnswer | None], Step[A]]:
     """Return a plan that does not depend on what was read."""
     return lambda _: step
-
-
-def _part_deletes(values: EtcdValues, kv: KeyValue | None) -> tuple[Delete, ...]:
-    """Return the operations that delete the parts of the value that was read."""
-    return values.part_deletes(kv.value) if kv is not None else ()
 
 
 def _unchanged(name: bytes, kv: KeyValue | None) -> Compare:

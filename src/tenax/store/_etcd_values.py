@@ -87,8 +87,7 @@ class EtcdValues:
     def __init__(self, keys: EtcdKeys, call: Callable[[Any], Any]) -> None:
         self._keys = keys
         self.call = call
-        self._staged: set[bytes] = set()
-        self._kept: set[bytes] = set()
+        self._staged: set[bytes] = set()  # heads that are not stored
         self._torn = b""  # the last head with missing parts
 
     def load(self, kv: KeyValue) -> bytes | None:
@@ -130,14 +129,14 @@ class EtcdValues:
 
     def keep(self, stored: bytes) -> None:
         """Note that a staged value was stored."""
-        self._kept.add(stored)
+        self._staged.discard(stored)
 
     def __enter__(self) -> EtcdValues:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            for head in self._staged - self._kept:
+            for head in self._staged:
                 for delete in self.part_deletes(head):
                     self.call(delete)
 
