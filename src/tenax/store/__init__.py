@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenax.store._etcd import EtcdStore as EtcdStore
     from tenax.store._file import FileStore as FileStore
     from tenax.store._host import StoreHost as StoreHost
-    from tenax.store._limits import Limits as Limits
+    from tenax.store._key_values import Limits as Limits
     from tenax.store._local import MemoryStore as MemoryStore
     from tenax.store._prefix import PrefixStore as PrefixStore
     from tenax.store._server import StoreServer as StoreServer
@@ -45,7 +45,7 @@ __all__ = [
 _HOMES = {
     "EtcdStore": "_etcd",
     "FileStore": "_file",
-    "Limits": "_limits",
+    "Limits": "_key_values",
     "MemoryStore": "_local",
     "PrefixStore": "_prefix",
     "StoreHost": "_host",

@@ -24,8 +24,7 @@ import time
 from contextlib import suppress
 
 from tenax._core.admission import Admission
-from tenax.store._key_values import KeyValues
-from tenax.store._limits import Limits
+from tenax.store._key_values import KeyValues, Limits
 from tenax.store._peers import CLOSED, PeerRules
 from tenax.store._protocol import Session
 
