@@ -29,7 +29,7 @@ from tenax._core.model import assert_never
 from tenax._core.text import format_seconds
 from tenax._engines.store_address import may_use_agent_store
 from tenax.rendezvous._dynamic import decisions
-from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
+from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Wait
 from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, EventRecorder, recorder_of
 from tenax.rendezvous._dynamic.holder import Heartbeat, Pause, StateHolder
 from tenax.rendezvous._dynamic.state import Standing, State
@@ -197,9 +197,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
         )
-        _check(settings)
-        holder = StateHolder(backend, run_id, settings.keep_alive_interval.total_seconds(), keep_alive_max_attempt)
-        return cls(_ThisNode(os.urandom(16).hex(), local_addr), settings, backend.name, store, holder)
+        node = _ThisNode(os.urandom(16).hex(), local_addr)
+        return cls(node, settings, backend.name, store, StateHolder(backend, settings))
 
     def __init__(
         self, node: _ThisNode, settings: RendezvousSettings, backend_name: str, store: Any, state_holder: StateHolder
@@ -254,7 +253,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _next_rendezvous(self) -> RendezvousInfo:
         self._raise_recorded(calls_backend=True)
-        joiner = Joiner(self._node.id, self._name(), self._terms(), self._last_round, self._holder.clock())
+        joiner = Joiner(self._node.id, self._name(), self._settings, self._last_round, self._holder.clock())
         self._round = 0
         try:
             self._start_heartbeat()
@@ -290,7 +289,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                         "wrote the change" if is_written else "could not write the change: another node wrote first",
                     )
                     if not is_written:
-                        pause.after_lost_write(snapshot)
+                        pause.sleep(snapshot)
                 case Wait(why, is_spare_now):
                     if is_spare_now and not is_spare:
                         self._recorder.record(where, "is a spare: {}", why)
@@ -308,7 +307,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             except RendezvousConnectionError:
                 if not self._counts_as_alive():
                     raise
-                pause.after_lost_write(self._holder.snapshot)
+                pause.sleep(self._holder.snapshot)
 
     def _counts_as_alive(self) -> bool:
         silent_s = self._holder.clock() - self._holder.reached_at
@@ -321,19 +320,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
         try:
             if done.rank == 0:
                 if self.use_agent_store:
-                    server = _start_store_server(_LOOPBACK if self._is_alone(done) else "")
+                    from tenax.store import StoreServer
+
+                    server = StoreServer.in_thread(_LOOPBACK if self._is_alone(done) else "")
             elif not self._wait_for_rank_0(store):
                 return None
             # A single node uses loopback and needs no name lookup.
             addr = self._node.addr or (_LOOPBACK if self._is_alone(done) else None)
             found = RendezvousStoreInfo.build(done.rank, store, addr, server.port if server is not None else None)
-        except STORE_ERRORS as error:
+        except BaseException as error:
             _close(server)
-            raise RendezvousConnectionError(
-                f"cannot use the store of round {done.round} of the run {self._settings.run_id!r}: {error}"
-            ) from error
-        except BaseException:
-            _close(server)
+            if isinstance(error, STORE_ERRORS):
+                raise RendezvousConnectionError(
+                    f"cannot use the store of round {done.round} of the run {self._settings.run_id!r}: {error}"
+                ) from error
             raise
         # Only now: until all members have joined, workers of the last round may still use it.
         self._server, before = server, self._server
@@ -489,16 +489,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _start_heartbeat(self) -> None:
         if self._heartbeat is None:
-            settings = self._settings
-            self._heartbeat = Heartbeat(
-                self._holder,
-                self._node.id,
-                settings.keep_alive_interval.total_seconds(),
-                settings.timeout.heartbeat.total_seconds(),
-                self._recorder,
-            )
-            weakref.finalize(self, self._heartbeat.request_stop)
-            self._heartbeat.start()
+            self._heartbeat = Heartbeat(self._holder, self._node.id, self._settings, self._recorder)
+            weakref.finalize(self, self._heartbeat.stop_requested.set)
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
@@ -524,17 +516,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _name(self) -> str:
         return (self._node.addr or os.uname().nodename)[:255]
-
-    def _terms(self) -> Terms:
-        settings = self._settings
-        timeout = settings.timeout
-        return Terms(
-            settings.run_id,
-            settings.min_nodes,
-            settings.max_nodes,
-            timeout.join.total_seconds(),
-            timeout.last_call.total_seconds(),
-        )
 
 
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
@@ -602,12 +583,6 @@ def _with_prefix(prefix: str, store: Any) -> Any:
     from tenax.store import PrefixStore
 
     return PrefixStore(prefix, store)
-
-
-def _start_store_server(host: str) -> Any:
-    from tenax.store import StoreServer
-
-    return StoreServer.in_thread(host, 0)
 
 
 def _close(server: Any) -> None:
