@@ -107,10 +107,10 @@ class Session(Waiter):
 
     def receive(self, data: bytes) -> bytes:
         """Process received bytes. Return the bytes to send."""
-        if not self._tail and not self.is_paused and not self.fault:
-            return self._work(data)
         if self.fault:
             return b""
+        if not self._tail and not self.is_paused:
+            return self._work(data)
         self._tail += data
         if self.is_paused or len(self._tail) < self._needed:
             self._count_held()
@@ -175,10 +175,7 @@ class Session(Waiter):
         if start < size or self.held_bytes or self._list is not None:
             self._count_held()
         self._answer_bytes = 0
-        out = self._out
-        if len(out) == 1:
-            return out.pop()
-        return self.take() if out else b""
+        return self._out.pop() if len(self._out) == 1 else self.take()
 
     def _take_tail(self) -> bytes:
         data = bytes(self._tail)

@@ -78,7 +78,6 @@ class StoreProcess:
 
 
 def main(descriptor: int) -> None:
-    """Run the helper process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # for the agent only: workers that are being stopped still use the store
     _raise_file_limit()
