@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 
 
 # torchrun's options that have no effect with this engine, and the value that a launcher sets by default.
-_UNUSED = {
-    "timeout": 900,
-    "close_timeout": None,
-    "heartbeat_timeout": None,
-    "read_timeout": None,
-    "use_libuv": None,
-    "etcd_prefix": None,
-    "is_host": None,
-    "store_type": None,
-}
+_UNUSED = {"timeout": 900} | dict.fromkeys(
+    ("close_timeout", "heartbeat_timeout", "read_timeout", "use_libuv", "etcd_prefix", "is_host", "store_type")
+)
 
 
 class EtcdEngineHandler(PolledRendezvousHandler):

@@ -41,7 +41,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             raise ValueError("the run id is empty; give the run a name")
         self._key = f"torch.rendezvous.{run_id}"
         self._given = store  # kept alive: it may be the one that runs the server
-        self._store = self._call(_clone, store)
+        self._store = self._call(getattr(store, "clone", lambda: store))
         self._read()
 
     @property
@@ -182,7 +182,3 @@ def _stores() -> Any:
     import tenax.store
 
     return tenax.store
-
-
-def _clone(store: Any) -> Any:
-    return store.clone() if hasattr(store, "clone") else store

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -253,7 +254,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _next_rendezvous(self) -> RendezvousInfo:
         self._raise_recorded(calls_backend=True)
-        joiner = Joiner(self._node.id, self._name(), self._settings, self._last_round, self._holder.clock())
+        joiner = Joiner(self._node.id, self._name(), self._settings, self._last_round, time.monotonic())
         self._round = 0
         try:
             self._start_heartbeat()
@@ -273,7 +274,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         pause = Pause()
         snapshot = self._read_with_retries(pause)
         while True:
-            match decision := joiner.decide(snapshot.state, snapshot.view, self._holder.clock()):
+            match decision := joiner.decide(snapshot.state, snapshot.view, time.monotonic()):
                 case Done() as done:
                     return done
                 case Refused(error):
@@ -310,7 +311,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 pause.sleep(self._holder.snapshot)
 
     def _counts_as_alive(self) -> bool:
-        silent_s = self._holder.clock() - self._holder.reached_at
+        silent_s = time.monotonic() - self._holder.reached_at
         return silent_s < self._settings.keep_alive_limit.total_seconds()
 
     def _enter(self, done: Done) -> RendezvousInfo | None:
@@ -347,11 +348,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Return whether rank 0 has published its address; False if the round broke, for example because it died."""
         keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
         pause = Pause()
-        give_up_at = self._holder.clock() + self._settings.timeout.join.total_seconds()
+        give_up_at = time.monotonic() + self._settings.timeout.join.total_seconds()
         while not store.check(keys):
             if self._pending() > 0 or self._is_over():
                 return False
-            if self._holder.clock() >= give_up_at:
+            if time.monotonic() >= give_up_at:
                 raise RendezvousTimeoutError(
                     f"rank 0 of round {self._round} of the run {self._settings.run_id!r} is alive, but did not "
                     "publish the address of the workers' store within "
@@ -423,19 +424,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
         where = f"{_OF_HANDLER}shutdown"
         self._stop_heartbeat()
         self._round = 0
-        before: State | None = None
-
-        def left(state: State) -> State:
-            nonlocal before
-            before = state
-            return self._left(state, ended_in)
-
+        timeout_s = self._settings.timeout.close.total_seconds()
         try:
             with self._recorder.errors_of(where):
-                snapshot = self._holder.change(left, self._settings.timeout.close.total_seconds())
+                before = self._holder.change(lambda state: self._left(state, ended_in), timeout_s)
             if before is not None:
                 self._recorder.record_changes(where, before, self._left(before, ended_in))
-            if snapshot.state is not None and snapshot.state.closed:
+            if self._is_over():
                 self._wait_for_spares()
         except RendezvousError as error:
             import warnings
@@ -456,9 +451,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _wait_for_spares(self) -> None:
         """Wait a moment for spares to read that the run is closed: the state may live in this process."""
-        give_up_at = self._holder.clock() + _LEAVE_TIMEOUT_S
+        give_up_at = time.monotonic() + _LEAVE_TIMEOUT_S
         pause = Pause()
-        while self._holder.clock() < give_up_at:
+        while time.monotonic() < give_up_at:
             snapshot = self._holder.read()
             left = [] if snapshot.state is None else snapshot.state.nodes
             if not any(node.standing is Standing.WAITING and node.id not in snapshot.view.dead for node in left):
@@ -470,7 +465,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._stop_heartbeat()
         self._round = 0
         self._close_server()
-        is_reachable = self._holder.clock() - self._holder.reached_at < _LEAVE_TIMEOUT_S
+        is_reachable = time.monotonic() - self._holder.reached_at < _LEAVE_TIMEOUT_S
         if is_reachable and self._holder.snapshot.state is not None:
             try:
                 timeout_s = self._settings.timeout.heartbeat.total_seconds()

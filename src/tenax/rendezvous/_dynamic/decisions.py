@@ -216,12 +216,9 @@ class Joiner:
 
     def _standing(self, state: State, standing: Standing) -> State:
         node = state.node(self._id)
-        if node is None:
-            nodes = (*state.nodes, Node(self._id, self._addr, standing))
-        else:
-            changed = msgspec.structs.replace(node, standing=standing, beat=node.beat + 1)
-            nodes = tuple(changed if each is node else each for each in state.nodes)
-        return msgspec.structs.replace(state, nodes=nodes)
+        if node is not None:
+            return _with_beat(state, node, standing)
+        return msgspec.structs.replace(state, nodes=(*state.nodes, Node(self._id, self._addr, standing)))
 
     def _too_late(self, state: State) -> str:
         if state.complete:
@@ -327,12 +324,9 @@ def ranks(before: dict[str, int], chosen: list[str]) -> dict[str, int]:
 
     Former members keep their order. New nodes get the ranks of members that left, lowest first, then the highest ranks.
     """
-    kept = {each: before[each] for each in chosen if each in before}
-    holes = sorted(set(before.values()) - set(kept.values()))
-    newcomers = [each for each in chosen if each not in before]
-    order = dict(kept)
-    for index, each in enumerate(newcomers):
-        order[each] = holes[index] if index < len(holes) else len(before) + index
+    order = {each: before[each] for each in chosen if each in before}
+    free = sorted(set(range(len(before) + len(chosen))) - set(order.values()))
+    order |= zip([each for each in chosen if each not in before], free, strict=False)
     return {each: rank for rank, each in enumerate(sorted(order, key=order.__getitem__))}
 
 
@@ -346,9 +340,11 @@ def without(state: State, gone: frozenset[str] | set[str]) -> State:
 def with_heartbeat(state: State, node_id: str) -> State | None:
     """Return the state with one more heartbeat of this node; None if the node is not in it."""
     node = state.node(node_id)
-    if node is None:
-        return None
-    newer = msgspec.structs.replace(node, beat=node.beat + 1)
+    return None if node is None else _with_beat(state, node, node.standing)
+
+
+def _with_beat(state: State, node: Node, standing: Standing) -> State:
+    newer = msgspec.structs.replace(node, standing=standing, beat=node.beat + 1)
     return msgspec.structs.replace(state, nodes=tuple(newer if each is node else each for each in state.nodes))
 
 

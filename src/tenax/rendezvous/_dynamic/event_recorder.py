@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from tenax._io.background_queue import BackgroundQueue
 from tenax.events._recording import has_rendezvous_receiver, present_traceback, record_rdzv_event
@@ -50,8 +49,8 @@ class EventRecorder:
     def record_changes(self, where: str, before: State | None, after: State) -> None:
         """Record what this node is about to write."""
         if has_rendezvous_receiver():
-            for change in changes(before, after, self._node_id):
-                self.record(where, "{}", change.text, state=SUCCEEDED if change.is_achieved else RUNNING)
+            for text, state in changes(before, after, self._node_id):
+                self.record(where, "{}", text, state=state)
 
     @contextmanager
     def errors_of(self, where: str) -> Iterator[None]:
@@ -105,33 +104,26 @@ def recorder_of(params: RendezvousParameters, where: str) -> Iterator[EventRecor
 # --- changes of the shared state as text: two states in, texts out ----------------------------------------------------
 
 
-class Change(NamedTuple):
-    text: str
-    is_achieved: bool = False  # recorded as SUCCEEDED
+def changes(before: State | None, after: State, node_id: str) -> Iterator[tuple[str, str]]:
+    """Describe what it means that this node replaces ``before`` by ``after``: texts, each with the state to record.
 
-
-def changes(before: State | None, after: State, node_id: str) -> list[Change]:
-    """Describe what it means that this node replaces ``before`` by ``after``. Its name is put before each text."""
-    found = [*_own_changes(before, after, node_id), *_removals(before, after, node_id)]
-    is_same_round = before is not None and before.round == after.round
-    if after.complete and not (is_same_round and before is not None and before.complete):
-        nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
-        found.append(Change(f"completes round {after.round} with {nodes}", is_achieved=True))
-    if after.closed and not (before is not None and before.closed):
-        found.append(Change(f"closes the run: {after.closed}", is_achieved=True))
-    return found
-
-
-def _own_changes(before: State | None, after: State, node_id: str) -> list[Change]:
+    The node's name is put before each text.
+    """
     was, now = _position(before, node_id), _position(after, node_id)
-    if was == now:
-        return []
-    found = []
     if was is not None and (now is None or was[0] != now[0]):
-        found.append(Change(f"leaves the {was[0]} of round {was[1]}"))
-    if now is not None:
-        found.append(Change(f"joins the {now[0]} of round {now[1]}"))
-    return found
+        yield f"leaves the {was[0]} of round {was[1]}", RUNNING
+    if now is not None and was != now:
+        yield f"joins the {now[0]} of round {now[1]}", RUNNING
+    still_there = {node.id for node in after.nodes} | {node_id}
+    gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
+    if gone:  # another node is removed only if it is silent or did not join in time
+        names = first_names([f"{node.addr} ({node.id[:8]})" for node in gone])
+        yield f"removes {names}: no heartbeat, or not joined in time", RUNNING
+    if after.complete and not (before is not None and before.round == after.round and before.complete):
+        nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
+        yield f"completes round {after.round} with {nodes}", SUCCEEDED
+    if after.closed and not (before is not None and before.closed):
+        yield f"closes the run: {after.closed}", SUCCEEDED
 
 
 def _position(state: State | None, node_id: str) -> tuple[str, int] | None:
@@ -145,11 +137,3 @@ def _position(state: State | None, node_id: str) -> tuple[str, int] | None:
             return "participants", state.round - 1
         case _:
             return "participants", state.round
-
-
-def _removals(before: State | None, after: State, node_id: str) -> list[Change]:
-    """Other nodes remove a node only if it is silent or did not join in time."""
-    still_there = {node.id for node in after.nodes} | {node_id}
-    gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
-    names = first_names([f"{node.addr} ({node.id[:8]})" for node in gone])
-    return [Change(f"removes {names}: no heartbeat, or not joined in time")] if gone else []

@@ -45,12 +45,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 class StateHolder:
     """``read`` reads, ``put`` writes if the state has not changed, ``change`` retries until a change is written."""
 
-    def __init__(
-        self, backend: RendezvousBackend, settings: RendezvousSettings, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.clock = clock
+    def __init__(self, backend: RendezvousBackend, settings: RendezvousSettings) -> None:
         self.snapshot = Snapshot()
-        self.reached_at = clock()  # when the backend last answered
+        self.reached_at = time.monotonic()  # when the backend last answered
         self._backend = backend
         self._run_id = settings.run_id
         self._watch = Watch(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
@@ -70,22 +67,25 @@ class StateHolder:
             blob, new_token, is_written = answer
             return self._update((blob, new_token)), bool(is_written)
 
-    def change(self, change: Callable[[State], State | None], timeout_s: float, first: State | None = None) -> Snapshot:
-        """Apply ``change`` to the current state until it is written. ``first`` is written if there is no state.
+    def change(
+        self, change: Callable[[State], State | None], timeout_s: float, first: State | None = None
+    ) -> State | None:
+        """Apply ``change`` to the current state until it is written. Return the state that was replaced, if any.
 
-        ``change`` returns None if there is nothing to change.
+        ``change`` returns None if there is nothing to change. ``first`` is written if there is no state.
         """
-        give_up_at = self.clock() + timeout_s
+        give_up_at = time.monotonic() + timeout_s
         pause = Pause()
         snapshot = self.read()
         while True:
-            changed = change(snapshot.state) if snapshot.state is not None else first
-            if changed is None or changed == snapshot.state:
-                return snapshot
+            before = snapshot.state
+            changed = change(before) if before is not None else first
+            if changed is None or changed == before:
+                return None
             snapshot, is_done = self.put(changed, snapshot.token)
             if is_done:
-                return snapshot
-            if self.clock() >= give_up_at:
+                return before
+            if time.monotonic() >= give_up_at:
                 raise RendezvousTimeoutError(
                     f"could not write the state of the run {self._run_id!r} within {format_seconds(timeout_s)}, "
                     "because other nodes kept changing it"
@@ -93,7 +93,7 @@ class StateHolder:
             pause.sleep(snapshot)
 
     def _update(self, found: tuple[bytes, Any] | None) -> Snapshot:
-        self.reached_at = now = self.clock()
+        self.reached_at = now = time.monotonic()
         state = token = None
         if found is not None:
             blob, token = found
@@ -154,12 +154,12 @@ class Heartbeat:
             self._thread.join(min(self._timeout_s, _MAX_STOP_S))
 
     def _run(self) -> None:
-        next_beat_at = self._holder.clock()
+        next_beat_at = time.monotonic()
         while not self.stop_requested.is_set():
             try:
-                if self._holder.clock() >= next_beat_at:
+                if time.monotonic() >= next_beat_at:
                     self._holder.change(self._beat, self._timeout_s)
-                    next_beat_at = self._holder.clock() + self._interval_s
+                    next_beat_at = time.monotonic() + self._interval_s
                     self._record("sent a heartbeat")
                 else:
                     self._holder.read()
@@ -171,7 +171,7 @@ class Heartbeat:
                     self._record("could not send a heartbeat: {}", type(error).__name__, state="FAILED")
             wait_s = random.uniform(0.5, 1.0) * min(_MAX_READ_INTERVAL_S, self._interval_s)  # noqa: S311 - spreads nodes
             self.stop_requested.wait(
-                max(0.0, min(wait_s, next_beat_at - self._holder.clock())) if not self.error else wait_s
+                max(0.0, min(wait_s, next_beat_at - time.monotonic())) if not self.error else wait_s
             )
 
     def _record(self, text: str, *values: object, state: str = "RUNNING") -> None:
