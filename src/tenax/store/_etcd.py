@@ -154,26 +154,23 @@ class EtcdStore(Store):
         staged: dict[bytes, bytes] = {}
         with self._values(what) as values:
 
-            def plan(found: RangeAnswer | None) -> Step[tuple[A, bytes]] | None:
+            def plan(found: RangeAnswer | None) -> Step[A] | None:
                 kv = found.kvs[0] if found is not None and found.kvs else None
                 old = None if kv is None else values.load(kv) if loads else kv.value
                 if kv is not None and old is None:  # replaced meanwhile
                     return None
                 result, new = change(old)  # before a read: as if the key were new, which saves a read if it is
                 if new is old:
-                    return None if found is None else Step((result, b""))
+                    return None if found is None else Step(result)
                 if new is not None and new not in staged:
                     staged[new] = values.stage(new)
-                stored = b"" if new is None else staged[new]
-                operation = Delete(name) if new is None else Put(name, stored)
+                operation = Delete(name) if new is None else Put(name, staged[new])
                 is_blind = found is not None and not loads and new is not None  # right whatever the old value is
                 guards = () if is_blind else (_unchanged(name, kv),)
                 deletes = values.part_deletes(kv.value) if kv is not None else ()
-                return Step((result, stored), (operation, *deletes), guards)
+                return Step(result, (operation, *deletes), guards)
 
-            result, stored = self._writer.change(values.call, Range(name), plan)
-            values.keep(stored)
-            return result
+            return values.change(Range(name), plan)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
@@ -198,10 +195,7 @@ class EtcdStore(Store):
                 puts = [Put(name, parts.stage(new[name], max_bytes)) for name in batch]
                 old = parts.call(Transaction(then=tuple(Range(name) for name in batch))).answers
                 deletes = [delete for found in old for kv in found.kvs for delete in parts.part_deletes(kv.value)]
-                plan = _always(Step(None, (*puts, *deletes)))
-                self._writer.change(parts.call, Range(batch[0], keys_only=True), plan)
-                for put in puts:
-                    parts.keep(put.value)
+                parts.change(Range(batch[0], keys_only=True), _always(Step(None, (*puts, *deletes))))
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(self._first_of(keys, self._caller(f"check {format_keys(keys)}"), keys_only=True))
@@ -232,8 +226,7 @@ class EtcdStore(Store):
                     return None
                 return Step(None, (Put(self._keys.queued(key, found.revision, unique), stored),))
 
-            self._writer.change(values.call, Range(start, end, count_only=True), push)
-            values.keep(stored)
+            values.change(Range(start, end, count_only=True), push)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = time.monotonic() + self._timeout_s
@@ -253,7 +246,7 @@ class EtcdStore(Store):
                 return Step((value, 0), deletes, (_unchanged(first.key, first),))
 
             while True:
-                value, revision = self._writer.change(values.call, Range(start, end, limit=1), pop)
+                value, revision = values.change(Range(start, end, limit=1), pop)
                 if value is not None:
                     return value
                 if not block:
@@ -333,7 +326,7 @@ class EtcdStore(Store):
         return False
 
     def _values(self, what: str) -> EtcdValues:
-        return EtcdValues(self._keys, self._caller(what))
+        return EtcdValues(self._keys, self._caller(what), self._writer)
 
     def _caller(self, what: str) -> Callable[[Any], Any]:
         """Return a function that calls etcd, for a store operation that starts now."""
