@@ -148,15 +148,12 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
 
 def _can_listen(host: str, port: int) -> bool:
     """Return whether the address is one of this machine's and its port is free."""
-    import socket
-
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return can_bind(host, port)
     except OSError as error:
         raise RendezvousConnectionError(
             f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
         ) from error
-    return can_bind(found)
 
 
 def _file_store(params: RendezvousParameters) -> Any:
