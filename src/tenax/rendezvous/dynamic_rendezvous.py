@@ -22,6 +22,7 @@ import sys
 import time
 import weakref
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -213,7 +214,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._heartbeat: Heartbeat | None = None
         self._round = 0  # the current round; 0: none
         self._last_round = 0  # the last round that this node was in
-        self._server: Any = None  # of the workers' store, on rank 0
+        self._server = ExitStack()  # of the workers' store, on rank 0
         self._recorder = EventRecorder(settings.run_id, self._name(), node.id)
         weakref.finalize(self, self._recorder.close).atexit = False  # a forked child must not wait for this thread
 
@@ -317,28 +318,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _enter(self, done: Done) -> RendezvousInfo | None:
         """Agree on the workers' store of this round. Return None if the round broke before it began."""
         store = _with_prefix(f"tenax.rendezvous.{self._settings.run_id}.{done.round}", self._store)
-        server = None
         try:
-            if done.rank == 0:
-                if self.use_agent_store:
+            with ExitStack() as server:  # closed unless this node enters the round
+                port = None
+                if done.rank == 0 and self.use_agent_store:
                     from tenax.store import StoreServer
 
-                    server = StoreServer.in_thread(_LOOPBACK if self._is_alone(done) else "")
-            elif not self._wait_for_rank_0(store):
-                return None
-            # A single node uses loopback and needs no name lookup.
-            addr = self._node.addr or (_LOOPBACK if self._is_alone(done) else None)
-            found = RendezvousStoreInfo.build(done.rank, store, addr, server.port if server is not None else None)
-        except BaseException as error:
-            _close(server)
-            if isinstance(error, STORE_ERRORS):
-                raise RendezvousConnectionError(
-                    f"cannot use the store of round {done.round} of the run {self._settings.run_id!r}: {error}"
-                ) from error
-            raise
-        # Only now: until all members have joined, workers of the last round may still use it.
-        self._server, before = server, self._server
-        _close(before)
+                    port = server.enter_context(StoreServer.in_thread(_LOOPBACK if self._is_alone(done) else "")).port
+                if done.rank != 0 and not self._wait_for_rank_0(store):
+                    return None
+                # A single node uses loopback and needs no name lookup.
+                addr = self._node.addr or (_LOOPBACK if self._is_alone(done) else None)
+                found = RendezvousStoreInfo.build(done.rank, store, addr, port)
+                before, self._server = self._server, server.pop_all()
+        except STORE_ERRORS as error:
+            raise RendezvousConnectionError(
+                f"cannot use the store of round {done.round} of the run {self._settings.run_id!r}: {error}"
+            ) from error
+        before.close()  # only now: until all members have joined, workers of the last round may still use it
         return RendezvousInfo(store, done.rank, done.world_size, found)
 
     def _is_alone(self, done: Done) -> bool:
@@ -440,7 +437,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             )
             return False
         finally:
-            self._close_server()
+            self._server.close()
             self._recorder.close()
         return True
 
@@ -464,7 +461,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Remove this node from the state after a failed attempt to join."""
         self._stop_heartbeat()
         self._round = 0
-        self._close_server()
+        self._server.close()
         is_reachable = time.monotonic() - self._holder.reached_at < _LEAVE_TIMEOUT_S
         if is_reachable and self._holder.snapshot.state is not None:
             try:
@@ -504,10 +501,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return
         if error is not None:
             raise error
-
-    def _close_server(self) -> None:
-        server, self._server = self._server, None
-        _close(server)
 
     def _name(self) -> str:
         return (self._node.addr or os.uname().nodename)[:255]
@@ -578,11 +571,6 @@ def _with_prefix(prefix: str, store: Any) -> Any:
     from tenax.store import PrefixStore
 
     return PrefixStore(prefix, store)
-
-
-def _close(server: Any) -> None:
-    if server is not None:
-        server.close()
 
 
 def _is_being_stopped() -> bool:
