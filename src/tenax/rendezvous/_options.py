@@ -76,9 +76,9 @@ def etcd_settings_from(params: RendezvousParameters) -> EtcdSettings:
         raise ValueError(f"the rendezvous option 'protocol' is {protocol!r}; expected 'http' or 'https'")
     endpoint = params.endpoint or "localhost"
     if protocol:
-        each_stripped = [each.strip() for each in endpoint.split(",") if each.strip()]
+        endpoints = [each.strip() for each in endpoint.split(",") if each.strip()]
         # A conflicting protocol is rejected when the endpoints are parsed.
-        endpoint = ",".join(each if "://" in each else f"{protocol}://{each}" for each in each_stripped)
+        endpoint = ",".join(each if "://" in each else f"{protocol}://{each}" for each in endpoints)
     user = str(params.get("user") or "")
     tls = files if files != TlsFiles() else None
     return etcd_settings(endpoint, user=user, password=_password(params, user), tls=tls)

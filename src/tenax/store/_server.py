@@ -71,7 +71,7 @@ class Counters:
 
 
 class _Connection(Session):
-    __slots__ = ("descriptor", "group", "interest", "recv", "send", "sent", "sock", "stage", "unsent")
+    __slots__ = ("descriptor", "group", "interest", "recv", "send", "sock", "stage", "unsent")
 
     def __init__(self, table: KeyValues, sock: socket.socket, group: str) -> None:
         super().__init__(table)
@@ -82,8 +82,7 @@ class _Connection(Session):
         self.recv = sock.recv
         self.send = sock.send
         self.interest = _IN
-        self.unsent = b""
-        self.sent = 0  # bytes of ``unsent`` that are sent
+        self.unsent = bytearray()
 
 
 class StoreServer:
@@ -232,8 +231,7 @@ class StoreServer:
             self._set_interest(connection)
 
     def _queue(self, connection: _Connection, more: bytes) -> None:
-        connection.unsent = connection.unsent[connection.sent :] + more
-        connection.sent = 0
+        connection.unsent += more
         self.table.held_bytes += len(more)
 
     def _answer_woken(self) -> None:
@@ -247,19 +245,17 @@ class StoreServer:
     def _send_unsent(self, connection: _Connection) -> None:
         if connection.unsent:
             try:
-                sent = connection.send(memoryview(connection.unsent)[connection.sent :])
+                sent = connection.send(connection.unsent)
             except BlockingIOError:
                 return
             except OSError:
                 self._drop(connection)
                 return
-            connection.sent += sent
+            del connection.unsent[:sent]
             self.table.held_bytes -= sent
-            if connection.sent < len(connection.unsent):
+            if connection.unsent:
                 self._set_interest(connection)
                 return
-            connection.unsent = b""
-            connection.sent = 0
         self._answer(connection, connection.resume() if connection.is_paused else b"")
         if connection.descriptor >= 0:
             self._set_interest(connection)
@@ -267,7 +263,7 @@ class StoreServer:
             self._answer_woken()
 
     def _set_interest(self, connection: _Connection) -> None:
-        unread = len(connection.unsent) - connection.sent
+        unread = len(connection.unsent)
         interest = _OUT if unread or connection.is_paused else 0
         if unread <= self._limits.unread_bytes and not connection.is_paused:
             interest |= _IN
@@ -325,7 +321,7 @@ class StoreServer:
         if connection.stage:
             self._silent.release(connection.descriptor)
             self._idle.release(connection.descriptor)
-        self.table.held_bytes -= len(connection.unsent) - connection.sent
+        self.table.held_bytes -= len(connection.unsent)
         del self._connections[connection.descriptor]
         self._poller.unregister(connection.descriptor)
         connection.descriptor = -1
@@ -453,7 +449,7 @@ os.register_at_fork(after_in_child=_close_copies)
 
 
 def _held(connection: _Connection) -> int:
-    return connection.held_bytes + len(connection.unsent) - connection.sent
+    return connection.held_bytes + len(connection.unsent)
 
 
 def _make_poller() -> tuple[Any, Callable[[float | None], list[tuple[int, int]]]]:
