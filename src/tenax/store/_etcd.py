@@ -37,7 +37,7 @@ from tenax.store._api import (
 )
 from tenax.store._etcd_values import PART_BYTES, EtcdKeys, EtcdValues
 from tenax.store._etcd_writer import EtcdWriter, Step
-from tenax.store._table import NotANumber, Table, as_number
+from tenax.store._table import NotANumber, added, as_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class EtcdStore(Store):
         self._client = etcd_client
         self._owns_client = owns_client
         self._keys = EtcdKeys(etcd_store_prefix)
-        self._process = 0  # the one that ``_own_writer`` belongs to
-        self._own_writer: EtcdWriter
+        self._process = os.getpid()
+        self._own_writer = self._new_writer()
         self._is_closed = False
 
     @property
@@ -114,10 +114,7 @@ class EtcdStore(Store):
         amount = as_amount(num)
 
         def count(old: bytes | None) -> tuple[int, bytes]:
-            table = Table()
-            if old is not None:
-                table.put(b"", old)
-            total = table.sum(b"", amount)
+            total = added(old, amount)
             return total, b"%d" % total
 
         try:
@@ -355,8 +352,11 @@ class EtcdStore(Store):
         """The writer of this process: a forked process gets its own."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._own_writer = EtcdWriter(self._keys.writer(os.urandom(16).hex()))
+            self._own_writer = self._new_writer()
         return self._own_writer
+
+    def _new_writer(self) -> EtcdWriter:
+        return EtcdWriter(self._keys.writer(os.urandom(16).hex()))
 
 
 def _always(step: Step[A]) -> Callable[[RangeAnswer | None], Step[A]]:

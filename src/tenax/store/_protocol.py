@@ -23,7 +23,7 @@ import struct
 
 from tenax.store import _wire as wire
 from tenax.store._key_values import KeyValues, Refused, Waiter
-from tenax.store._table import NotANumber
+from tenax.store._table import NotANumber, added
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -448,7 +448,7 @@ class Session(Waiter):
         key, at = self._key(data, at)
         (world_size,) = _i64(data, at)
         table = self._table
-        count = table.sum(key, 1)
+        count = added(table.values.get(key), 1)
         table.store(key, b"%d" % count)
         if count >= world_size:
             table.wake(key)
