@@ -238,16 +238,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round with this node. Calling this again while in a round ends that round."""
         where = f"{_OF_HANDLER}next_rendezvous"
-        self._recorder.record(where, "requests the next round of the run {!r}", self._settings.run_id)
+        self._recorder.record(where, f"requests the next round of the run {self._settings.run_id!r}")
         with self._recorder.errors_of(where):
             info = self._next_rendezvous()
         found = info.bootstrap_store_info
         self._recorder.record(
             where,
-            "is in round {} as rank {} of {}",
-            self._round,
-            info.rank,
-            info.world_size,
+            f"is in round {self._round} as rank {info.rank} of {info.world_size}",
             rank=info.rank,
             master_endpoint=f"{found.master_addr}:{found.master_port}" if found is not None else "",
         )
@@ -294,7 +291,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                         pause.sleep(snapshot)
                 case Wait(why, is_spare_now):
                     if is_spare_now and not is_spare:
-                        self._recorder.record(where, "is a spare: {}", why)
+                        self._recorder.record(where, f"is a spare: {why}")
                     is_spare = is_spare_now
                     pause.before_next_read(snapshot)
                     snapshot = self._read_with_retries(pause)
@@ -318,18 +315,18 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _enter(self, done: Done) -> RendezvousInfo | None:
         """Agree on the workers' store of this round. Return None if the round broke before it began."""
         store = _with_prefix(f"tenax.rendezvous.{self._settings.run_id}.{done.round}", self._store)
+        # A single node uses loopback and needs no name lookup.
+        loopback = _LOOPBACK if done.world_size == 1 and self._node.addr is None else ""
         try:
             with ExitStack() as server:  # closed unless this node enters the round
                 port = None
                 if done.rank == 0 and self.use_agent_store:
                     from tenax.store import StoreServer
 
-                    port = server.enter_context(StoreServer.in_thread(_LOOPBACK if self._is_alone(done) else "")).port
+                    port = server.enter_context(StoreServer.in_thread(loopback)).port
                 if done.rank != 0 and not self._wait_for_rank_0(store):
                     return None
-                # A single node uses loopback and needs no name lookup.
-                addr = self._node.addr or (_LOOPBACK if self._is_alone(done) else None)
-                found = RendezvousStoreInfo.build(done.rank, store, addr, port)
+                found = RendezvousStoreInfo.build(done.rank, store, self._node.addr or loopback or None, port)
                 before, self._server = self._server, server.pop_all()
         except STORE_ERRORS as error:
             raise RendezvousConnectionError(
@@ -337,9 +334,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
             ) from error
         before.close()  # only now: until all members have joined, workers of the last round may still use it
         return RendezvousInfo(store, done.rank, done.world_size, found)
-
-    def _is_alone(self, done: Done) -> bool:
-        return done.world_size == 1 and self._node.addr is None
 
     def _wait_for_rank_0(self, store: Any) -> bool:
         """Return whether rank 0 has published its address; False if the round broke, for example because it died."""
@@ -400,7 +394,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         with self._recorder.errors_of(where):
             self._raise_recorded(calls_backend=True)
             self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_absent)
-        self._recorder.record(where, "has closed the run {!r}", terms.run_id, state=SUCCEEDED)
+        self._recorder.record(where, f"has closed the run {terms.run_id!r}", state=SUCCEEDED)
 
     def shutdown(self) -> bool:
         """Leave. If this node's work ended in the latest round, the run is closed for all nodes.

@@ -33,24 +33,16 @@ class EventRecorder:
         self._queue: BackgroundQueue | None = None
 
     def record(
-        self,
-        where: str,
-        text: str,
-        *values: object,
-        state: str = RUNNING,
-        rank: int | None = None,
-        master_endpoint: str = "",
+        self, where: str, text: str, *, state: str = RUNNING, rank: int | None = None, master_endpoint: str = ""
     ) -> None:
-        """Record one event. The node's name is put before the text, which is formatted only if there is a handler."""
-        if has_rendezvous_receiver():
-            message = f"{self._who} {text.format(*values) if values else text}"
-            self._record(where, message, state, rank, master_endpoint)
+        """Record one event. The node's name is put before the text."""
+        self._record(where, f"{self._who} {text}", state, rank, master_endpoint)
 
     def record_changes(self, where: str, before: State | None, after: State) -> None:
         """Record what this node is about to write."""
         if has_rendezvous_receiver():
             for text, state in changes(before, after, self._node_id):
-                self.record(where, "{}", text, state=state)
+                self.record(where, text, state=state)
 
     @contextmanager
     def errors_of(self, where: str) -> Iterator[None]:
@@ -58,8 +50,7 @@ class EventRecorder:
         try:
             yield
         except Exception as error:  # not KeyboardInterrupt or SystemExit
-            if has_rendezvous_receiver():
-                self._record(where, f"{type(error).__name__}: {error}", FAILED)
+            self._record(where, f"{type(error).__name__}: {error}", FAILED)
             raise
 
     def close(self) -> None:
@@ -72,6 +63,8 @@ class EventRecorder:
             warnings.warn(f"lost rendezvous events: {lost}", RuntimeWarning, stacklevel=2)
 
     def _record(self, where: str, message: str, state: str, rank: int | None = None, master_endpoint: str = "") -> None:
+        if not has_rendezvous_receiver():
+            return
         from tenax.events.api import NodeState, RdzvEvent
 
         event = RdzvEvent(

@@ -168,15 +168,15 @@ class Heartbeat:
                 is_new = type(error) is not type(self.error)
                 self.error = error
                 if is_new:  # recorded once, not at every attempt
-                    self._record("could not send a heartbeat: {}", type(error).__name__, state="FAILED")
+                    self._record(f"could not send a heartbeat: {type(error).__name__}", state="FAILED")
             wait_s = random.uniform(0.5, 1.0) * min(_MAX_READ_INTERVAL_S, self._interval_s)  # noqa: S311 - spreads nodes
             self.stop_requested.wait(
                 max(0.0, min(wait_s, next_beat_at - time.monotonic())) if not self.error else wait_s
             )
 
-    def _record(self, text: str, *values: object, state: str = "RUNNING") -> None:
+    def _record(self, text: str, state: str = "RUNNING") -> None:
         if not self.stop_requested.is_set():
-            self._recorder.record(_WHERE, text, *values, state=state)
+            self._recorder.record(_WHERE, text, state=state)
 
     def _beat(self, state: State) -> State | None:
         return None if self.stop_requested.is_set() else decisions.with_heartbeat(state, self._node_id)
