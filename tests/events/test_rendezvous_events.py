@@ -202,7 +202,7 @@ class TestChanges:
             others = {name: value for name, value in fields.items() if name != "nodes"}
             return self.state(*(Node(each, f"host-{each}", Standing(standing)) for each, standing in nodes), **others)
 
-        assert [change.text for change in changes(state(before), state(after), "a")] == texts
+        assert [text for text, _ in changes(state(before), state(after), "a")] == texts
 
     def test_a_lost_write_is_recorded_only_by_its_writer(self) -> None:
         """Two nodes join: each write is recorded by its writer, and by no other node."""

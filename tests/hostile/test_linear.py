@@ -26,8 +26,7 @@ from tenax._node.journal import JournalUnreadable, read_journal
 from tenax._node.worker_logs import read_progress
 from tenax._view.cause import Observations, classify
 from tenax._view.kinds import KINDS
-from tenax.store._key_values import KeyValues
-from tenax.store._limits import Limits
+from tenax.store._key_values import KeyValues, Limits
 from tenax.store._protocol import Session
 from tenax.store._wire import GREETING
 

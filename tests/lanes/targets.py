@@ -48,8 +48,7 @@ from tenax._view.html.timeline_page import timeline_page
 from tenax._view.status import RunStatus, status_of
 from tenax._view.summary import format_summary, summary_of
 from tenax.store import _wire as store_wire
-from tenax.store._key_values import KeyValues
-from tenax.store._limits import Limits
+from tenax.store._key_values import KeyValues, Limits
 from tenax.store._protocol import Session
 from tenax.testing.replay import replay
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,21 +11,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tenax.rendezvous._dynamic import decisions
-from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
+from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, View, Wait, Watch
 from tenax.rendezvous._dynamic.state import Node, Standing, State, decode, encode
-from tenax.rendezvous._dynamic.watch import View, Watch
 from tenax.rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from tenax.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 WAITING, JOINED, RUNNING = Standing.WAITING, Standing.JOINED, Standing.RUNNING
 
 
-def terms(min_nodes: int = 2, max_nodes: int = 4, join_s: float = 600, last_call_s: float = 30) -> Terms:
-    return Terms("run", min_nodes, max_nodes, join_s, last_call_s)
+def terms(min_nodes: int = 2, max_nodes: int = 4, join_s: float = 600, last_call_s: float = 30) -> RendezvousSettings:
+    timeout = RendezvousTimeout(timedelta(seconds=join_s), timedelta(seconds=last_call_s))
+    return RendezvousSettings("run", min_nodes, max_nodes, timeout, timedelta(seconds=5), 3)
 
 
 def state(*nodes: Node, members: str = "", **fields: Any) -> State:
@@ -37,7 +39,7 @@ def nodes(**standings: Standing) -> list[Node]:
     return [Node(each, f"host-{each}", standing) for each, standing in standings.items()]
 
 
-def joiner(node_id: str, terms_: Terms | None = None, last_round: int = 0, now: float = 0.0) -> Joiner:
+def joiner(node_id: str, terms_: RendezvousSettings | None = None, last_round: int = 0, now: float = 0.0) -> Joiner:
     return Joiner(node_id, f"host-{node_id}", terms_ or terms(), last_round, now)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 # Answers every line on its standard input with what it has counted.
 OURS = """
 import os, resource, sys
-from tenax.store._limits import Limits
+from tenax.store._key_values import Limits
 from tenax._io.listen import listen
 from tenax.store._peers import PeerRules
 from tenax.store._server import StoreServer

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import requests as ask
-from tenax.store._key_values import KeyValues
-from tenax.store._limits import Limits
+from tenax.store._key_values import KeyValues, Limits
 from tenax.store._protocol import Session
 
 SMALL = Limits(

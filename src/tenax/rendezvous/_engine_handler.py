@@ -28,8 +28,17 @@ class EngineRendezvousHandler(RendezvousHandler):
 
     max_nodes = MAX_NODES  # of the run; a handler that knows its number sets it
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "", run_id: str = "") -> None:
+        self._backend = backend
+        self._run_id = run_id
+        self._closed = False
         self._engine: Control | None = None  # of the current run, if it uses one
+
+    def get_backend(self) -> str:
+        return self._backend
+
+    def get_run_id(self) -> str:
+        return self._run_id
 
     def engine(self, master_addr: str | None = None, master_port: int | None = None) -> Control:
         """Create the engine for one run. The arguments override the address of the workers' store."""
@@ -41,6 +50,7 @@ class EngineRendezvousHandler(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Cancel the run for every node. Safe to call from any thread."""
+        self._closed = True
         if self._engine is not None:
             self._engine.cancel("set_closed() of its rendezvous handler was called")
 
@@ -82,10 +92,9 @@ class PolledRendezvousHandler(ForwardingRendezvousHandler, EngineRendezvousHandl
     """
 
     def __init__(self, params: RendezvousParameters) -> None:
-        super().__init__()
+        super().__init__(params.backend, params.run_id)
         self._params = params
         self.max_nodes = params.max_nodes
-        self._closed = False
         self._polled: RendezvousHandler | None = None
 
     @abstractmethod
@@ -100,21 +109,13 @@ class PolledRendezvousHandler(ForwardingRendezvousHandler, EngineRendezvousHandl
             self._polled = create_handler(store, backend, self._params)
         return self._polled
 
-    def get_backend(self) -> str:
-        return self._params.backend
-
-    def get_run_id(self) -> str:
-        return self._params.run_id
-
     def is_closed(self) -> bool:
         return self._closed if self._engine is not None else super().is_closed()
 
     def set_closed(self) -> None:
-        self._closed = True
+        EngineRendezvousHandler.set_closed(self)
         if self._engine is None:
             super().set_closed()
-        else:
-            EngineRendezvousHandler.set_closed(self)
 
     def shutdown(self) -> bool:
         return self._polled.shutdown() if self._polled is not None else True
@@ -139,10 +140,7 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         use_agent_store: bool = True,
         store_allow: Sequence[str] = (),
     ) -> None:
-        super().__init__()
-        self._run_id = run_id
-        self._backend = backend
-        self._closed = False
+        super().__init__(backend, run_id)
         self._use_agent_store = use_agent_store
         self._store_allow = store_allow
         self.master_addr = master_addr
@@ -157,9 +155,6 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         )
         return LocalEngine(self._run_id, store_address)
 
-    def get_backend(self) -> str:
-        return self._backend
-
     def next_rendezvous(self) -> RendezvousInfo:
         if self._closed:
             raise RendezvousClosedError(f"the run {self._run_id!r} was closed")
@@ -172,15 +167,8 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
     def is_closed(self) -> bool:
         return self._closed
 
-    def set_closed(self) -> None:
-        super().set_closed()
-        self._closed = True
-
     def num_nodes_waiting(self) -> int:
         return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
 
     def shutdown(self) -> bool:
         self._closed = True

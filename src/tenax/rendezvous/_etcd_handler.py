@@ -22,16 +22,9 @@ if TYPE_CHECKING:
 
 
 # torchrun's options that have no effect with this engine, and the value that a launcher sets by default.
-_UNUSED = {
-    "timeout": 900,
-    "close_timeout": None,
-    "heartbeat_timeout": None,
-    "read_timeout": None,
-    "use_libuv": None,
-    "etcd_prefix": None,
-    "is_host": None,
-    "store_type": None,
-}
+_UNUSED = {"timeout": 900} | dict.fromkeys(
+    ("close_timeout", "heartbeat_timeout", "read_timeout", "use_libuv", "etcd_prefix", "is_host", "store_type")
+)
 
 
 class EtcdEngineHandler(PolledRendezvousHandler):
@@ -63,13 +56,18 @@ def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
     managed = _managed(params, etcd, linked["secret"])
     if managed is not None and managed.password:
         etcd = msgspec.structs.replace(etcd, user=ROOT, password=managed.password, waits_for_users=True)
+    link_port = port(params, "link_port")
+    if link_port and link_port == linked["store_port"]:
+        raise ValueError(
+            f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two different ports"
+        )
     link_tls = bool(params.get_as_bool("link_tls", True))
     settings = EtcdEngineSettings(
         **linked,
         etcd=etcd,
         outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),
         managed=managed,
-        link_port=_link_port(params, linked["store_port"]),
+        link_port=link_port,
         link_tls=link_tls,
         unused=tuple(name for name, default in _UNUSED.items() if params.get(name) not in (None, "", default)),
         tls=etcd.tls if link_tls and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca else None,
@@ -86,15 +84,6 @@ def etcd_engine_settings(params: RendezvousParameters) -> EtcdEngineSettings:
                     f"{host.name} uses; choose another"
                 )
     return settings
-
-
-def _link_port(params: RendezvousParameters, store_port: int) -> int:
-    link_port = port(params, "link_port")
-    if link_port and link_port == store_port:
-        raise ValueError(
-            f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two different ports"
-        )
-    return link_port
 
 
 def _managed(params: RendezvousParameters, etcd: EtcdSettings, secret: bytes) -> ManagedSettings | None:

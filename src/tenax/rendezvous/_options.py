@@ -76,7 +76,9 @@ def etcd_settings_from(params: RendezvousParameters) -> EtcdSettings:
         raise ValueError(f"the rendezvous option 'protocol' is {protocol!r}; expected 'http' or 'https'")
     endpoint = params.endpoint or "localhost"
     if protocol:
-        endpoint = ",".join(_with_scheme(each, protocol) for each in endpoint.split(",") if each.strip())
+        endpoints = [each.strip() for each in endpoint.split(",") if each.strip()]
+        # A conflicting protocol is rejected when the endpoints are parsed.
+        endpoint = ",".join(each if "://" in each else f"{protocol}://{each}" for each in endpoints)
     user = str(params.get("user") or "")
     tls = files if files != TlsFiles() else None
     return etcd_settings(endpoint, user=user, password=_password(params, user), tls=tls)
@@ -107,11 +109,6 @@ def refuse_engine_options(params: RendezvousParameters) -> None:
             "for the rendezvous; remove it, and restrict access to etcd with users (user, password_file) or "
             "certificates (ssl_cert, ssl_cert_key, ca_cert)"
         )
-
-
-def _with_scheme(endpoint: str, protocol: str) -> str:
-    """Add the protocol to an endpoint without one. A conflicting one is rejected when the endpoints are parsed."""
-    return endpoint.strip() if "://" in endpoint else f"{protocol}://{endpoint.strip()}"
 
 
 def _password(params: RendezvousParameters, user: str) -> str:

@@ -45,18 +45,14 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
     uses_user_secret = not linked["secret"] and Endpoint.parse(params.endpoint).is_loopback
     settings = TcpSettings(**linked, tls=tls if tls != TlsFiles() else None, uses_user_secret=uses_user_secret)
     if uses_user_secret:
-        _check_user_secret()
+        try:
+            user_secret(create=False)
+        except OSError as error:
+            raise ValueError(str(error)) from error
     if settings.tls is not None:
         settings.tls.for_client()  # checks the files
     TcpEngine(settings)  # checks the endpoint
     return settings
-
-
-def _check_user_secret() -> None:
-    try:
-        user_secret(create=False)
-    except OSError as error:
-        raise ValueError(str(error)) from error
 
 
 def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class C10dRendezvousBackend(RendezvousBackend):
             raise ValueError("the run id is empty; give the run a name")
         self._key = f"torch.rendezvous.{run_id}"
         self._given = store  # kept alive: it may be the one that runs the server
-        self._store = self._call(_clone, store)
+        self._store = self._call(getattr(store, "clone", lambda: store))
         self._read()
 
     @property
@@ -148,15 +148,12 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
 
 def _can_listen(host: str, port: int) -> bool:
     """Return whether the address is one of this machine's and its port is free."""
-    import socket
-
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return can_bind(host, port)
     except OSError as error:
         raise RendezvousConnectionError(
             f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
         ) from error
-    return can_bind(found)
 
 
 def _file_store(params: RendezvousParameters) -> Any:
@@ -182,7 +179,3 @@ def _stores() -> Any:
     import tenax.store
 
     return tenax.store
-
-
-def _clone(store: Any) -> Any:
-    return store.clone() if hasattr(store, "clone") else store

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,7 +31,7 @@ from tenax._core.model import assert_never
 from tenax._core.text import format_seconds
 from tenax._engines.store_address import may_use_agent_store
 from tenax.rendezvous._dynamic import decisions
-from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
+from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Wait
 from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, EventRecorder, recorder_of
 from tenax.rendezvous._dynamic.holder import Heartbeat, Pause, StateHolder
 from tenax.rendezvous._dynamic.state import Standing, State
@@ -197,9 +199,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
         )
-        _check(settings)
-        holder = StateHolder(backend, run_id, settings.keep_alive_interval.total_seconds(), keep_alive_max_attempt)
-        return cls(_ThisNode(os.urandom(16).hex(), local_addr), settings, backend.name, store, holder)
+        node = _ThisNode(os.urandom(16).hex(), local_addr)
+        return cls(node, settings, backend.name, store, StateHolder(backend, settings))
 
     def __init__(
         self, node: _ThisNode, settings: RendezvousSettings, backend_name: str, store: Any, state_holder: StateHolder
@@ -213,7 +214,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._heartbeat: Heartbeat | None = None
         self._round = 0  # the current round; 0: none
         self._last_round = 0  # the last round that this node was in
-        self._server: Any = None  # of the workers' store, on rank 0
+        self._server = ExitStack()  # of the workers' store, on rank 0
         self._recorder = EventRecorder(settings.run_id, self._name(), node.id)
         weakref.finalize(self, self._recorder.close).atexit = False  # a forked child must not wait for this thread
 
@@ -237,16 +238,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round with this node. Calling this again while in a round ends that round."""
         where = f"{_OF_HANDLER}next_rendezvous"
-        self._recorder.record(where, "requests the next round of the run {!r}", self._settings.run_id)
+        self._recorder.record(where, f"requests the next round of the run {self._settings.run_id!r}")
         with self._recorder.errors_of(where):
             info = self._next_rendezvous()
         found = info.bootstrap_store_info
         self._recorder.record(
             where,
-            "is in round {} as rank {} of {}",
-            self._round,
-            info.rank,
-            info.world_size,
+            f"is in round {self._round} as rank {info.rank} of {info.world_size}",
             rank=info.rank,
             master_endpoint=f"{found.master_addr}:{found.master_port}" if found is not None else "",
         )
@@ -254,7 +252,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _next_rendezvous(self) -> RendezvousInfo:
         self._raise_recorded(calls_backend=True)
-        joiner = Joiner(self._node.id, self._name(), self._terms(), self._last_round, self._holder.clock())
+        joiner = Joiner(self._node.id, self._name(), self._settings, self._last_round, time.monotonic())
         self._round = 0
         try:
             self._start_heartbeat()
@@ -274,7 +272,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         pause = Pause()
         snapshot = self._read_with_retries(pause)
         while True:
-            match decision := joiner.decide(snapshot.state, snapshot.view, self._holder.clock()):
+            match decision := joiner.decide(snapshot.state, snapshot.view, time.monotonic()):
                 case Done() as done:
                     return done
                 case Refused(error):
@@ -290,10 +288,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
                         "wrote the change" if is_written else "could not write the change: another node wrote first",
                     )
                     if not is_written:
-                        pause.after_lost_write(snapshot)
+                        pause.sleep(snapshot)
                 case Wait(why, is_spare_now):
                     if is_spare_now and not is_spare:
-                        self._recorder.record(where, "is a spare: {}", why)
+                        self._recorder.record(where, f"is a spare: {why}")
                     is_spare = is_spare_now
                     pause.before_next_read(snapshot)
                     snapshot = self._read_with_retries(pause)
@@ -308,50 +306,44 @@ class DynamicRendezvousHandler(RendezvousHandler):
             except RendezvousConnectionError:
                 if not self._counts_as_alive():
                     raise
-                pause.after_lost_write(self._holder.snapshot)
+                pause.sleep(self._holder.snapshot)
 
     def _counts_as_alive(self) -> bool:
-        silent_s = self._holder.clock() - self._holder.reached_at
+        silent_s = time.monotonic() - self._holder.reached_at
         return silent_s < self._settings.keep_alive_limit.total_seconds()
 
     def _enter(self, done: Done) -> RendezvousInfo | None:
         """Agree on the workers' store of this round. Return None if the round broke before it began."""
         store = _with_prefix(f"tenax.rendezvous.{self._settings.run_id}.{done.round}", self._store)
-        server = None
+        # A single node uses loopback and needs no name lookup.
+        loopback = _LOOPBACK if done.world_size == 1 and self._node.addr is None else ""
         try:
-            if done.rank == 0:
-                if self.use_agent_store:
-                    server = _start_store_server(_LOOPBACK if self._is_alone(done) else "")
-            elif not self._wait_for_rank_0(store):
-                return None
-            # A single node uses loopback and needs no name lookup.
-            addr = self._node.addr or (_LOOPBACK if self._is_alone(done) else None)
-            found = RendezvousStoreInfo.build(done.rank, store, addr, server.port if server is not None else None)
+            with ExitStack() as server:  # closed unless this node enters the round
+                port = None
+                if done.rank == 0 and self.use_agent_store:
+                    from tenax.store import StoreServer
+
+                    port = server.enter_context(StoreServer.in_thread(loopback)).port
+                if done.rank != 0 and not self._wait_for_rank_0(store):
+                    return None
+                found = RendezvousStoreInfo.build(done.rank, store, self._node.addr or loopback or None, port)
+                before, self._server = self._server, server.pop_all()
         except STORE_ERRORS as error:
-            _close(server)
             raise RendezvousConnectionError(
                 f"cannot use the store of round {done.round} of the run {self._settings.run_id!r}: {error}"
             ) from error
-        except BaseException:
-            _close(server)
-            raise
-        # Only now: until all members have joined, workers of the last round may still use it.
-        self._server, before = server, self._server
-        _close(before)
+        before.close()  # only now: until all members have joined, workers of the last round may still use it
         return RendezvousInfo(store, done.rank, done.world_size, found)
-
-    def _is_alone(self, done: Done) -> bool:
-        return done.world_size == 1 and self._node.addr is None
 
     def _wait_for_rank_0(self, store: Any) -> bool:
         """Return whether rank 0 has published its address; False if the round broke, for example because it died."""
         keys = [RendezvousStoreInfo.MASTER_ADDR_KEY, RendezvousStoreInfo.MASTER_PORT_KEY]
         pause = Pause()
-        give_up_at = self._holder.clock() + self._settings.timeout.join.total_seconds()
+        give_up_at = time.monotonic() + self._settings.timeout.join.total_seconds()
         while not store.check(keys):
             if self._pending() > 0 or self._is_over():
                 return False
-            if self._holder.clock() >= give_up_at:
+            if time.monotonic() >= give_up_at:
                 raise RendezvousTimeoutError(
                     f"rank 0 of round {self._round} of the run {self._settings.run_id!r} is alive, but did not "
                     "publish the address of the workers' store within "
@@ -402,7 +394,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         with self._recorder.errors_of(where):
             self._raise_recorded(calls_backend=True)
             self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_absent)
-        self._recorder.record(where, "has closed the run {!r}", terms.run_id, state=SUCCEEDED)
+        self._recorder.record(where, f"has closed the run {terms.run_id!r}", state=SUCCEEDED)
 
     def shutdown(self) -> bool:
         """Leave. If this node's work ended in the latest round, the run is closed for all nodes.
@@ -423,19 +415,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
         where = f"{_OF_HANDLER}shutdown"
         self._stop_heartbeat()
         self._round = 0
-        before: State | None = None
-
-        def left(state: State) -> State:
-            nonlocal before
-            before = state
-            return self._left(state, ended_in)
-
+        timeout_s = self._settings.timeout.close.total_seconds()
         try:
             with self._recorder.errors_of(where):
-                snapshot = self._holder.change(left, self._settings.timeout.close.total_seconds())
+                before = self._holder.change(lambda state: self._left(state, ended_in), timeout_s)
             if before is not None:
                 self._recorder.record_changes(where, before, self._left(before, ended_in))
-            if snapshot.state is not None and snapshot.state.closed:
+            if self._is_over():
                 self._wait_for_spares()
         except RendezvousError as error:
             import warnings
@@ -445,7 +431,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             )
             return False
         finally:
-            self._close_server()
+            self._server.close()
             self._recorder.close()
         return True
 
@@ -456,9 +442,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _wait_for_spares(self) -> None:
         """Wait a moment for spares to read that the run is closed: the state may live in this process."""
-        give_up_at = self._holder.clock() + _LEAVE_TIMEOUT_S
+        give_up_at = time.monotonic() + _LEAVE_TIMEOUT_S
         pause = Pause()
-        while self._holder.clock() < give_up_at:
+        while time.monotonic() < give_up_at:
             snapshot = self._holder.read()
             left = [] if snapshot.state is None else snapshot.state.nodes
             if not any(node.standing is Standing.WAITING and node.id not in snapshot.view.dead for node in left):
@@ -469,8 +455,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """Remove this node from the state after a failed attempt to join."""
         self._stop_heartbeat()
         self._round = 0
-        self._close_server()
-        is_reachable = self._holder.clock() - self._holder.reached_at < _LEAVE_TIMEOUT_S
+        self._server.close()
+        is_reachable = time.monotonic() - self._holder.reached_at < _LEAVE_TIMEOUT_S
         if is_reachable and self._holder.snapshot.state is not None:
             try:
                 timeout_s = self._settings.timeout.heartbeat.total_seconds()
@@ -489,16 +475,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _start_heartbeat(self) -> None:
         if self._heartbeat is None:
-            settings = self._settings
-            self._heartbeat = Heartbeat(
-                self._holder,
-                self._node.id,
-                settings.keep_alive_interval.total_seconds(),
-                settings.timeout.heartbeat.total_seconds(),
-                self._recorder,
-            )
-            weakref.finalize(self, self._heartbeat.request_stop)
-            self._heartbeat.start()
+            self._heartbeat = Heartbeat(self._holder, self._node.id, self._settings, self._recorder)
+            weakref.finalize(self, self._heartbeat.stop_requested.set)
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
@@ -518,23 +496,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if error is not None:
             raise error
 
-    def _close_server(self) -> None:
-        server, self._server = self._server, None
-        _close(server)
-
     def _name(self) -> str:
         return (self._node.addr or os.uname().nodename)[:255]
-
-    def _terms(self) -> Terms:
-        settings = self._settings
-        timeout = settings.timeout
-        return Terms(
-            settings.run_id,
-            settings.min_nodes,
-            settings.max_nodes,
-            timeout.join.total_seconds(),
-            timeout.last_call.total_seconds(),
-        )
 
 
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
@@ -602,17 +565,6 @@ def _with_prefix(prefix: str, store: Any) -> Any:
     from tenax.store import PrefixStore
 
     return PrefixStore(prefix, store)
-
-
-def _start_store_server(host: str) -> Any:
-    from tenax.store import StoreServer
-
-    return StoreServer.in_thread(host, 0)
-
-
-def _close(server: Any) -> None:
-    if server is not None:
-        server.close()
 
 
 def _is_being_stopped() -> bool:

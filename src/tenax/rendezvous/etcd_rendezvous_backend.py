@@ -15,12 +15,7 @@ from tenax._core.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
 from tenax.rendezvous._dynamic.event_recorder import recorder_of
 from tenax.rendezvous._dynamic.state import MAX_BYTES
-from tenax.rendezvous.api import (
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousParameters,
-    RendezvousStateError,
-)
+from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 TYPE_CHECKING = False
@@ -120,16 +115,11 @@ class EtcdRendezvousBackend(RendezvousBackend):
     def _ask(self, operation: Operation[A]) -> A:
         try:
             return self._client.call(operation)
+        except EtcdRejected as error:
+            raise RendezvousStateError(f"etcd rejected the rendezvous state: {error}") from error
         except EtcdError as error:
-            raise _rendezvous_error(error) from error
-
-
-def _rendezvous_error(error: EtcdError) -> RendezvousError:
-    if isinstance(error, EtcdUnavailable):
-        return RendezvousConnectionError(f"cannot reach etcd: {error}")
-    if isinstance(error, EtcdRejected):
-        return RendezvousStateError(f"etcd rejected the rendezvous state: {error}")
-    return RendezvousConnectionError(f"cannot use etcd: {error}")
+            what = "reach" if isinstance(error, EtcdUnavailable) else "use"
+            raise RendezvousConnectionError(f"cannot {what} etcd: {error}") from error
 
 
 # --- from parameters --------------------------------------------------------------------------------------------------

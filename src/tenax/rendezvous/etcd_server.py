@@ -70,8 +70,7 @@ class EtcdServer:
     def __init__(self, data_dir: str | None = None) -> None:
         self._port = -1
         self._base_data_dir = data_dir or tempfile.mkdtemp(prefix="torchelastic_etcd_data")
-        self._loop: Loop | None = None
-        self._server: ServerProcess | None = None
+        self._running: tuple[Loop, ServerProcess] | None = None
         self._end_reason = ""
 
     def get_port(self) -> int:
@@ -96,47 +95,39 @@ class EtcdServer:
         file ``etcd.log`` in the data directory. Raises ``TimeoutError``, ``RuntimeError`` with the last lines of the
         output, or ``EtcdUnusable`` if there is no usable etcd program.
         """
-        if self._server is not None:
+        if self._running is not None:
             raise RuntimeError("this etcd server is already started; stop it first")
-        self._loop = Loop()
-        self._server = ServerProcess(self._loop, self._on_end)
+        loop = Loop()
+        server = ServerProcess(loop, self._on_end)
+        self._running = loop, server
         atexit.register(self.stop)
         try:
-            program, environ = self._find_program()
+            program, versions = find_etcd(), list[str]()
+            server.query_version(program, server_environ(), versions.append)
+            while not versions:
+                loop.next_event(lambda: loop.now() if versions else None)
+            judge_version(program, versions[0])
             for attempt in range(max(1, num_retries)):
                 try:
-                    self._start(program, environ, attempt, timeout, stderr)
+                    self._wait_until_ready(loop, timeout, self._start(server, program, attempt, stderr))
                     return
                 except (RuntimeError, TimeoutError):
-                    self._server.kill()
+                    server.kill()
                     if attempt + 1 >= num_retries:
                         raise
         except BaseException:
             self.stop()
             raise
 
-    def _find_program(self) -> tuple[str, dict[str, str]]:
-        assert self._loop is not None
-        assert self._server is not None
-        program, environ = find_etcd(), server_environ()
-        versions: list[str] = []
-        self._server.query_version(program, environ, versions.append)
-        while not versions:
-            self._loop.next_event(lambda: self._now() if versions else None)
-        judge_version(program, versions[0])
-        return program, environ
-
-    def _start(
-        self, program: str, environ: dict[str, str], attempt: int, timeout_s: float, stderr: int | IO[Any] | None
-    ) -> None:
-        assert self._server is not None
+    def _start(self, server: ServerProcess, program: str, attempt: int, stderr: int | IO[Any] | None) -> str:
+        """Start the server and return the path of its log."""
         self._end_reason = ""
         data = os.path.join(self._base_data_dir, str(attempt))
         os.makedirs(data, mode=0o700, exist_ok=True)
         log = os.path.join(data, "etcd.log")
         with find_free_port() as client_port, find_free_port() as peer_port:
             self._port = client_port.getsockname()[1]
-            client_url, peer_url = self._url(self._port), self._url(peer_port.getsockname()[1])
+            client_url, peer_url = f"http://{self.get_endpoint()}", f"http://{_HOST}:{peer_port.getsockname()[1]}"
         command = [
             program,
             *("--data-dir", data),
@@ -147,25 +138,21 @@ class EtcdServer:
         ]
         output = _descriptor(stderr)
         try:
-            self._server.start(command, environ, log, lock=None, output=output)
+            server.start(command, server_environ(), log, output=output)
         finally:
             if output is not None:
                 os.close(output)
-        self._wait_until_ready(timeout_s, log)
+        return log
 
-    def _url(self, port: int) -> str:
-        return f"http://{_HOST}:{port}"
-
-    def _wait_until_ready(self, timeout_s: float, log: str) -> None:
-        assert self._loop is not None
-        deadline = self._now() + timeout_s
+    def _wait_until_ready(self, loop: Loop, timeout_s: float, log: str) -> None:
+        deadline = loop.now() + timeout_s
         client = BlockingEtcd(etcd_settings(self.get_endpoint()), patience_s=_PROBE_TIMEOUT_S)
         try:
-            while self._now() < deadline:
+            while loop.now() < deadline:
                 with suppress(EtcdError):  # not yet
                     client.call(Status())
                     return
-                self._process_events()
+                loop.next_event(loop.now)  # processes the events of the server process that have arrived
                 if self._end_reason:
                     output = ""
                     with suppress(OSError), open(log, encoding="utf-8", errors="replace") as text:
@@ -175,25 +162,14 @@ class EtcdServer:
             client.close()
         raise TimeoutError(f"the etcd server at {self.get_endpoint()} was not ready within {format_seconds(timeout_s)}")
 
-    def _process_events(self) -> None:
-        """Process the events of the server process that have arrived."""
-        assert self._loop is not None
-        rounds: list[bool] = []
-        self._loop.at(self._now(), lambda: rounds.append(True))
-        self._loop.next_event(lambda: self._now() if rounds else None)
-
-    def _now(self) -> float:
-        assert self._loop is not None
-        return self._loop.now()
-
     def _on_end(self, how: str, _by_itself: bool) -> None:
         self._end_reason = how
 
     def stop(self) -> None:
         """Stop the server and remove its data. A second call does nothing."""
-        server, self._server = self._server, None
-        loop, self._loop = self._loop, None
-        if server is not None and loop is not None:
+        running, self._running = self._running, None
+        if running is not None:
+            loop, server = running
             if server.is_running:
                 server.stop()
                 end = loop.now() + 2 * GRACE_S

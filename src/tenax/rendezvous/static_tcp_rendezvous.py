@@ -57,6 +57,7 @@ class StaticTCPRendezvous(RendezvousHandler):
         self._polls_at = 0.0
         self._latest_polled = 0
         self._id = os.urandom(16).hex()
+        self._latest_key = f"{run_id}/attempt"
         self._attempt = 0
 
     def get_backend(self) -> str:
@@ -106,9 +107,14 @@ class StaticTCPRendezvous(RendezvousHandler):
         while True:
             latest = self._latest()
             if latest > attempt:  # another node began a later one, so this one would never be complete
-                attempt = self._follow(latest)
+                attempt = latest
+                if not self._claim_slot(attempt):  # the node with this rank in it started later, and is alive
+                    raise RendezvousStateError(
+                        f"another node joined the run {self.run_id!r} with rank {self.rank}, which is the rank of this "
+                        "node; give every node its own rank"
+                    )
             keys = self._keys_of(attempt)
-            if self.rank == 0 and keys.check(self._slot_keys()):
+            if self.rank == 0 and keys.check([f"rank/{rank}" for rank in range(self.world_size)]):
                 self._delete_earlier_keys(attempt)
                 keys.set("ready", b"1")
             if keys.check(["ready"]):
@@ -123,16 +129,7 @@ class StaticTCPRendezvous(RendezvousHandler):
         while not self._claim_slot(attempt):
             attempt += 1  # taken by an earlier start of this node, which is dead
         while (latest := self._latest()) < attempt:
-            self._store.compare_set(self._latest_key(), str(latest), str(attempt))
-        return attempt
-
-    def _follow(self, attempt: int) -> int:
-        """Join an attempt that another node began. A node with this rank in it started later, and is alive."""
-        if not self._claim_slot(attempt):
-            raise RendezvousStateError(
-                f"another node joined the run {self.run_id!r} with rank {self.rank}, which is the rank of this "
-                "node; give every node its own rank"
-            )
+            self._store.compare_set(self._latest_key, str(latest), str(attempt))
         return attempt
 
     def _claim_slot(self, attempt: int) -> bool:
@@ -140,14 +137,8 @@ class StaticTCPRendezvous(RendezvousHandler):
         holder = self._keys_of(attempt).compare_set(f"rank/{self.rank}", "", self._id)
         return bool(holder == self._id.encode())
 
-    def _slot_keys(self) -> list[str]:
-        return [f"rank/{rank}" for rank in range(self.world_size)]
-
-    def _latest_key(self) -> str:
-        return f"{self.run_id}/attempt"
-
     def _latest(self) -> int:
-        return int(self._store.add(self._latest_key(), 0))
+        return int(self._store.add(self._latest_key, 0))
 
     def _keys_of(self, attempt: int) -> Any:
         from tenax.store import PrefixStore
@@ -185,7 +176,7 @@ class StaticTCPRendezvous(RendezvousHandler):
         if now >= self._polls_at:
             self._polls_at = now + _POLL_EVERY_S
             try:
-                self._latest_polled = int(self._polling_store.add(self._latest_key(), 0))
+                self._latest_polled = int(self._polling_store.add(self._latest_key, 0))
             except STORE_ERRORS:  # losing the agents' store must not stop healthy workers
                 self._polls_at = time.monotonic() + _POLL_LATER_S
         return int(self._latest_polled > self._attempt)

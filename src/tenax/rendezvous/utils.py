@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import re
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 __all__ = ["parse_rendezvous_endpoint"]
 
 _HOST = re.compile(r"[\w.:-]+")
@@ -81,16 +77,16 @@ def _matches_machine_hostname(host: str) -> bool:
     if host in ("localhost", socket.gethostname()):
         return True
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        return can_bind(host, 0)
     except OSError:
         return False
-    return can_bind(found)
 
 
-def can_bind(found: list[tuple[Any, ...]]) -> bool:
-    """Return whether one of these results of ``getaddrinfo`` is an address of this machine with a free port."""
+def can_bind(host: str, port: int) -> bool:
+    """Return whether the host has an address of this machine with a free port. Raises OSError if it has none at all."""
     import socket
 
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, proto, _, address in found:
         try:
             with socket.socket(family, kind, proto) as probe:

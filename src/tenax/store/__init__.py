@@ -20,43 +20,33 @@ if TYPE_CHECKING:
     from tenax.store._etcd import EtcdStore as EtcdStore
     from tenax.store._file import FileStore as FileStore
     from tenax.store._host import StoreHost as StoreHost
-    from tenax.store._limits import Limits as Limits
+    from tenax.store._key_values import Limits as Limits
     from tenax.store._local import MemoryStore as MemoryStore
     from tenax.store._prefix import PrefixStore as PrefixStore
     from tenax.store._server import StoreServer as StoreServer
-
-__all__ = [
-    "EtcdStore",
-    "FileStore",
-    "Limits",
-    "MemoryStore",
-    "PrefixStore",
-    "QueueEmptyError",
-    "Store",
-    "StoreConnectionError",
-    "StoreError",
-    "StoreHost",
-    "StoreServer",
-    "StoreTimeoutError",
-    "TCPStore",
-]
 
 # Imported on demand: the server's process imports this package too, and needs little of it.
 _HOMES = {
     "EtcdStore": "_etcd",
     "FileStore": "_file",
-    "Limits": "_limits",
+    "Limits": "_key_values",
     "MemoryStore": "_local",
     "PrefixStore": "_prefix",
+    "QueueEmptyError": "_api",
+    "Store": "_api",
+    "StoreConnectionError": "_api",
+    "StoreError": "_api",
     "StoreHost": "_host",
     "StoreServer": "_server",
+    "StoreTimeoutError": "_api",
     "TCPStore": "_client",
 }
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, '_api')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

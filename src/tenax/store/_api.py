@@ -14,7 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
-    from types import TracebackType
     from typing import TypeVar
 
     Timeout = timedelta | float
@@ -147,9 +146,7 @@ class Store(ABC):
     def __enter__(self: AnyStore) -> AnyStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- for subclasses -----------------------------------------------------------------------------------------------

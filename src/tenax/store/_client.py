@@ -18,6 +18,7 @@ import threading
 import time
 
 from tenax._core.text import format_seconds
+from tenax._io.endpoint import Endpoint
 from tenax.store import _wire as wire
 from tenax.store._api import (
     DEFAULT_TIMEOUT_S,
@@ -91,8 +92,7 @@ class TCPStore(Store):
             raise
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"the store at {host}:{self.port}"
+        return f"the store at {Endpoint(self.host, self.port)}"
 
     def clone(self) -> TCPStore:
         """Return a store with another connection to the same server."""

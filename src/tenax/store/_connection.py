@@ -44,7 +44,6 @@ class Connection:
         self._sock = sock
         self._received = bytearray()
         self._poll = select.poll()
-        self._poll.register(sock.fileno(), select.POLLIN)
 
     @classmethod
     def open(cls, host: str, port: int, deadline: float, *, retries: bool) -> Connection:
@@ -53,11 +52,9 @@ class Connection:
         while True:
             try:
                 return cls._open_once(host, port, deadline)
-            except NotAStore:
-                raise
             except (StoreConnectionError, OSError) as error:
                 left_s = deadline - time.monotonic()
-                if not retries or left_s <= 0:
+                if isinstance(error, NotAStore) or not retries or left_s <= 0:
                     if isinstance(error, StoreError):
                         raise
                     raise StoreConnectionError(_describe(error)) from error
@@ -67,18 +64,15 @@ class Connection:
     @classmethod
     def _open_once(cls, host: str, port: int, deadline: float) -> Connection:
         connection = cls(_connect(host, port, deadline), deadline)
+        nonce = wire.U32.pack(os.getpid())
         try:
-            connection._handshake()
+            connection.send(wire.GREETING + bytes([wire.PING]) + nonce)
+            if connection.receive(len(nonce)) != nonce:
+                raise NotAStore("the process listening there is not a store server")
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _handshake(self) -> None:
-        nonce = wire.U32.pack(os.getpid())
-        self.send(wire.GREETING + bytes([wire.PING]) + nonce)
-        if self.receive(len(nonce)) != nonce:
-            raise NotAStore("the process listening there is not a store server")
 
     def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -139,29 +133,19 @@ class Connection:
 
     def _wait(self, events: int) -> None:
         left_s = self.deadline - time.monotonic()
-        if left_s > 0:
-            if events != select.POLLIN:
-                self._poll.modify(self._sock.fileno(), events)
-            try:
-                if self._poll.poll(left_s * 1000 + 1):
-                    return
-            finally:
-                if events != select.POLLIN:
-                    self._poll.modify(self._sock.fileno(), select.POLLIN)
-        raise StoreTimeoutError("no answer in time")
+        self._poll.register(self._sock, events)
+        if left_s <= 0 or not self._poll.poll(left_s * 1000 + 1):
+            raise StoreTimeoutError("no answer in time")
 
 
 def _connect(host: str, port: int, deadline: float) -> socket.socket:
-    addresses = _resolve(host, port, deadline)
-    for index, (family, address) in enumerate(addresses):
+    *others, last = _resolve(host, port, deadline)
+    for index, (family, address) in enumerate(others):
         now = time.monotonic()
-        share_s = (deadline - now) / (len(addresses) - index)  # an address that drops packets must not use up all
-        try:
+        share_s = (deadline - now) / (len(others) - index + 1)  # an address that drops packets must not use up all
+        with suppress(StoreError, OSError):  # try the next one
             return _connect_to(family, address, now + share_s)
-        except (StoreError, OSError):
-            if index == len(addresses) - 1:
-                raise
-    raise StoreConnectionError("the host name has no address")
+    return _connect_to(*last, deadline)
 
 
 def _connect_to(family: int, address: tuple[Any, ...], deadline: float) -> socket.socket:

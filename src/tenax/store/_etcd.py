@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import os
 import time
-from binascii import hexlify
 from functools import partial
 
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
@@ -38,7 +37,7 @@ from tenax.store._api import (
 )
 from tenax.store._etcd_values import PART_BYTES, EtcdKeys, EtcdValues
 from tenax.store._etcd_writer import EtcdWriter, Step
-from tenax.store._table import NotANumber, Table, as_number
+from tenax.store._table import NotANumber, added, as_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,10 +114,7 @@ class EtcdStore(Store):
         amount = as_amount(num)
 
         def count(old: bytes | None) -> tuple[int, bytes]:
-            table = Table()
-            if old is not None:
-                table.put(b"", old)
-            total = table.sum(b"", amount)
+            total = added(old, amount)
             return total, b"%d" % total
 
         try:
@@ -155,25 +151,23 @@ class EtcdStore(Store):
         staged: dict[bytes, bytes] = {}
         with self._values(what) as values:
 
-            def plan(found: RangeAnswer | None) -> Step[tuple[A, bytes]] | None:
+            def plan(found: RangeAnswer | None) -> Step[A] | None:
                 kv = found.kvs[0] if found is not None and found.kvs else None
                 old = None if kv is None else values.load(kv) if loads else kv.value
                 if kv is not None and old is None:  # replaced meanwhile
                     return None
                 result, new = change(old)  # before a read: as if the key were new, which saves a read if it is
                 if new is old:
-                    return None if found is None else Step((result, b""))
+                    return None if found is None else Step(result)
                 if new is not None and new not in staged:
                     staged[new] = values.stage(new)
-                stored = b"" if new is None else staged[new]
-                operation = Delete(name) if new is None else Put(name, stored)
+                operation = Delete(name) if new is None else Put(name, staged[new])
                 is_blind = found is not None and not loads and new is not None  # right whatever the old value is
                 guards = () if is_blind else (_unchanged(name, kv),)
-                return Step((result, stored), (operation, *_part_deletes(values, kv)), guards)
+                deletes = values.part_deletes(kv.value) if kv is not None else ()
+                return Step(result, (operation, *deletes), guards)
 
-            result, stored = self._writer.change(values.call, Range(name), plan)
-            values.keep(stored)
-            return result
+            return values.change(Range(name), plan)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         deadline = time.monotonic() + self._timeout_s
@@ -181,31 +175,24 @@ class EtcdStore(Store):
             while True:
                 found = self._first_of(keys, values.call, keys_only=False)
                 if all(found):
-                    loaded = [self._value_of(key, kv, values) for key, kv in zip(keys, found, strict=True)]
+                    loaded = [
+                        values.load(kv) if kv is not None and kv.key == self._keys.value(key) else b""  # only a queue
+                        for key, kv in zip(keys, found, strict=True)
+                    ]
                     if None not in loaded:
                         return [each or b"" for each in loaded]
                 else:
                     self._wait(keys, deadline, self._timeout_s)
 
-    def _value_of(self, key: str, kv: KeyValue | None, values: EtcdValues) -> bytes | None:
-        """Return the value of a key; empty if only a queue of that name exists."""
-        return values.load(kv) if kv is not None and kv.key == self._keys.value(key) else b""
-
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         new = {self._keys.value(key): as_bytes(value) for key, value in pairs(keys, values)}
-        is_small = sum(map(len, new.values())) <= PART_BYTES
-        names = list(new)
+        max_bytes = PART_BYTES if sum(map(len, new.values())) <= PART_BYTES else _SMALL_BYTES
         with self._values(f"set {format_keys(keys)}") as parts:
-            for batch in _batches(names):
-                stored = {name: parts.stage(new[name], PART_BYTES if is_small else _SMALL_BYTES) for name in batch}
+            for batch in _batches(list(new)):
+                puts = [Put(name, parts.stage(new[name], max_bytes)) for name in batch]
                 old = parts.call(Transaction(then=tuple(Range(name) for name in batch))).answers
-                operations = [Put(name, value) for name, value in stored.items()]
-                deletes = [delete for found in old for kv in found.kvs for delete in _part_deletes(parts, kv)]
-                self._writer.change(
-                    parts.call, Range(batch[0], keys_only=True), _always(Step(None, (*operations, *deletes)))
-                )
-                for each in stored.values():
-                    parts.keep(each)
+                deletes = [delete for found in old for kv in found.kvs for delete in parts.part_deletes(kv.value)]
+                parts.change(Range(batch[0], keys_only=True), _always(Step(None, (*puts, *deletes))))
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(self._first_of(keys, self._caller(f"check {format_keys(keys)}"), keys_only=True))
@@ -236,8 +223,7 @@ class EtcdStore(Store):
                     return None
                 return Step(None, (Put(self._keys.queued(key, found.revision, unique), stored),))
 
-            self._writer.change(values.call, Range(start, end, count_only=True), push)
-            values.keep(stored)
+            values.change(Range(start, end, count_only=True), push)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = time.monotonic() + self._timeout_s
@@ -253,11 +239,11 @@ class EtcdStore(Store):
                 value = values.load(first)
                 if value is None:
                     return None
-                deletes = (Delete(first.key), *_part_deletes(values, first))
+                deletes = (Delete(first.key), *values.part_deletes(first.value))
                 return Step((value, 0), deletes, (_unchanged(first.key, first),))
 
             while True:
-                value, revision = self._writer.change(values.call, Range(start, end, limit=1), pop)
+                value, revision = values.change(Range(start, end, limit=1), pop)
                 if value is not None:
                     return value
                 if not block:
@@ -337,7 +323,7 @@ class EtcdStore(Store):
         return False
 
     def _values(self, what: str) -> EtcdValues:
-        return EtcdValues(self._keys, self._caller(what))
+        return EtcdValues(self._keys, self._caller(what), self._writer)
 
     def _caller(self, what: str) -> Callable[[Any], Any]:
         """Return a function that calls etcd, for a store operation that starts now."""
@@ -370,17 +356,12 @@ class EtcdStore(Store):
         return self._own_writer
 
     def _new_writer(self) -> EtcdWriter:
-        return EtcdWriter(self._keys.writer(hexlify(os.urandom(16)).decode()))
+        return EtcdWriter(self._keys.writer(os.urandom(16).hex()))
 
 
 def _always(step: Step[A]) -> Callable[[RangeAnswer | None], Step[A]]:
     """Return a plan that does not depend on what was read."""
     return lambda _: step
-
-
-def _part_deletes(values: EtcdValues, kv: KeyValue | None) -> tuple[Delete, ...]:
-    """Return the operations that delete the parts of the value that was read."""
-    return values.part_deletes(kv.value) if kv is not None else ()
 
 
 def _unchanged(name: bytes, kv: KeyValue | None) -> Compare:

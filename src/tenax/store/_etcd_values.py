@@ -25,9 +25,12 @@ from tenax.store._api import StoreError, as_bytes, as_text
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
 
-    from tenax._core.etcd.operations import KeyValue
+    from tenax._core.etcd.operations import KeyValue, RangeAnswer
+    from tenax.store._etcd_writer import EtcdWriter, Step
+
+    T = TypeVar("T")
 
 PART_BYTES = 256 << 10
 _QUEUE = b"\0q"
@@ -80,15 +83,15 @@ class EtcdKeys:
 class EtcdValues:
     """Loads and stages the values of one store operation. ``call`` executes an etcd operation.
 
-    A context manager: values that were staged but not kept are deleted on exit. After an error they stay, because the
+    A context manager: values that were staged but not stored are deleted on exit. After an error they stay, because the
     change may have taken effect, or still may.
     """
 
-    def __init__(self, keys: EtcdKeys, call: Callable[[Any], Any]) -> None:
+    def __init__(self, keys: EtcdKeys, call: Callable[[Any], Any], writer: EtcdWriter) -> None:
         self._keys = keys
+        self._writer = writer
         self.call = call
-        self._staged: set[bytes] = set()
-        self._kept: set[bytes] = set()
+        self._staged: set[bytes] = set()  # heads that are not stored
         self._torn = b""  # the last head with missing parts
 
     def load(self, kv: KeyValue) -> bytes | None:
@@ -128,16 +131,18 @@ class EtcdValues:
         self._staged.add(head)
         return head
 
-    def keep(self, stored: bytes) -> None:
-        """Note that a staged value was stored."""
-        self._kept.add(stored)
+    def change(self, read: Range, plan: Callable[[RangeAnswer | None], Step[T] | None]) -> T:
+        """Execute ``EtcdWriter.change``. Return the step's result."""
+        step = self._writer.change(self.call, read, plan)
+        self._staged.difference_update([each.value for each in step.operations if isinstance(each, Put)])
+        return step.result
 
     def __enter__(self) -> EtcdValues:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            for head in self._staged - self._kept:
+            for head in self._staged:
                 for delete in self.part_deletes(head):
                     self.call(delete)
 

@@ -55,24 +55,24 @@ class EtcdWriter:
 
     def change(
         self, call: Callable[[Any], Any], read: Range, plan: Callable[[RangeAnswer | None], Step[T] | None]
-    ) -> T:
-        """Execute the step that ``plan`` returns for the answer to ``read``. Return the step's result.
+    ) -> Step[T]:
+        """Execute the step that ``plan`` returns for the answer to ``read``, and return it.
 
         ``plan`` is first called with None, before any read, and may guess. If it returns None, it is called again after
         a read.
         """
         with self._lock:
-            results: dict[bytes, T] = {}
+            steps: dict[bytes, Step[T]] = {}
             found: RangeAnswer | None = None
             while True:
                 step = plan(found)
                 if step is None:
                     found = call(read)
                     continue
-                if not step.operations and not results:
-                    return step.result
+                if not step.operations and not steps:
+                    return step
                 token = hexlify(urandom(16))
-                results[token] = step.result
+                steps[token] = step
                 self._is_used = True
                 answer = call(self._transaction(step, token, read))
                 if not answer.succeeded:
@@ -82,8 +82,8 @@ class EtcdWriter:
                 # The previous token: a guard of the step failed. A token of this change: that attempt took effect.
                 # Another one: an earlier change that raised an error took effect nevertheless, or etcd was wiped.
                 self._token = token
-                if token in results:
-                    return results[token]
+                if token in steps:
+                    return steps[token]
 
     def forget(self, call: Callable[[Any], Any]) -> None:
         """Delete the marker. No earlier attempt can take effect afterwards."""

@@ -63,12 +63,12 @@ class FileStore(LocalStore):
     def close(self) -> None:
         if self._is_closed:
             return
-        if self._world_size > 0:
-            world_size = self._world_size
+        world_size = self._world_size
+        if world_size > 0:
 
             def leave(table: Table) -> None:
                 if table.add(_CLOSED_KEY, 1) >= world_size:
-                    self._file.remove()
+                    os.unlink(self.path)  # processes that have it open start over with an empty store
 
             self._change(leave)
         self._is_closed = True

@@ -18,19 +18,20 @@ import os
 import signal
 from contextlib import suppress
 
-from tenax._io.helper_channel import Channel, ChannelClosed
-from tenax._io.helper_process import HelperUnavailable, spawn_helper
+from tenax._io.helper_channel import ChannelClosed
+from tenax._io.helper_process import HelperHandle, HelperUnavailable, spawn_helper
 from tenax._io.listen import bind_listener
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
 _MODULE = "tenax.store._server_main"
 _MAX_BOUND = 16
 
 
-class StoreHost:
+class StoreHost(HelperHandle):
     """See the module. Belongs to one loop."""
 
     def __init__(
@@ -49,7 +50,6 @@ class StoreHost:
         self._listener: socket.socket | None = None  # of the current generation
         self._is_handed_over = False  # the process has a copy of the listener
         self._generation = 0
-        self._channel: Channel | None = None
         self._pid = 0
         _open_hosts.add(self)
 
@@ -82,8 +82,7 @@ class StoreHost:
         """
         assert self._bound, "bind first"
         self.end()
-        if self._channel is not None:  # notice a dead process before the generation uses it
-            self._receive(self._channel)
+        super().on_readable()  # notice a dead process before the generation uses it
         self._generation = generation
         self._hosts = list(hosts)
         self._listener = self._bound.pop(port or next(reversed(self._bound)), None)
@@ -91,7 +90,7 @@ class StoreHost:
         if self._listener is None:
             self._lose(f"port {port} is no longer bound")
         elif self._channel is not None:
-            self._hand_over()
+            self._hand_over(self._listener)
 
     def stop_serving(self) -> None:
         """End the current generation and close bound ports: another node hosts the store."""
@@ -115,77 +114,59 @@ class StoreHost:
 
     def close(self) -> None:
         """Close all ports and wait for the process to exit."""
-        self.end()
-        self._close_bound()
+        self.stop_serving()
         self._stop_process()
         _open_hosts.discard(self)
 
     # --- the loop's handle --------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        if self._awaits_first_client:
-            assert self._listener is not None
-            return self._listener.fileno()
-        return self._channel.fileno() if self._channel is not None else -1
+        return super().fileno() if self._awaited is None else self._awaited.fileno()
 
     @property
-    def _awaits_first_client(self) -> bool:
-        return self._listener is not None and not self._is_handed_over
+    def _awaited(self) -> socket.socket | None:
+        """The listener while it awaits its first client."""
+        return None if self._is_handed_over else self._listener
 
     @property
     def wants_to_write(self) -> bool:
-        return not self._awaits_first_client and self._channel is not None and self._channel.wants_to_write
-
-    def on_writable(self) -> None:
-        if self._channel is not None:
-            with suppress(ChannelClosed):  # on_readable handles it
-                self._channel.flush()
+        return self._awaited is None and super().wants_to_write
 
     def on_readable(self) -> None:
-        if self._awaits_first_client:
-            self._hand_over()
-        elif self._channel is not None:
-            self._receive(self._channel)
+        if self._awaited is None:
+            super().on_readable()
+        else:
+            self._hand_over(self._awaited)
 
     # --- the process --------------------------------------------------------------------------------------------------
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, listener: socket.socket) -> None:
         """Send the listener to the process, and start the process if necessary."""
-        assert self._listener is not None
         try:
             if self._channel is None:
                 self._pid, self._channel = spawn_helper(_MODULE, "tenax-store")
-            self._channel.send(("serve", self._generation, self._hosts, self._allow), [self._listener.fileno()])
+            self._channel.send(("serve", self._generation, self._hosts, self._allow), [listener.fileno()])
         except (HelperUnavailable, RuntimeError, OSError) as error:
             self._lose(str(error))
         except ChannelClosed:
-            self._lose(self._reap_and_describe())
+            self._on_closed()
         else:
             self._is_handed_over = True
 
-    def _receive(self, channel: Channel) -> None:
-        try:
-            for message, _ in channel.receive():
-                _, generation, text = message
-                if generation == self._generation:
-                    self._on_notice(text)
-        except ChannelClosed:
-            reason = self._reap_and_describe()
-            if self._generation:
-                self._lose(reason)
+    def _on_message(self, message: tuple[Any, ...]) -> None:
+        _, generation, text = message
+        if generation == self._generation:
+            self._on_notice(text)
+
+    def _on_closed(self) -> None:
+        code = self._stop_process()
+        if self._generation:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            self._lose(f"its process {how}")
 
     def _lose(self, reason: str) -> None:
-        _close(self._listener)
-        self._listener = None
-        self._is_handed_over = False
-        self._generation = 0
+        self.end()
         self._on_lost(reason)
-
-    def _reap_and_describe(self) -> str:
-        code = self._stop_process()
-        if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process exited with code {code}"
 
     def _stop_process(self) -> int:
         """Close the channel, kill the process and reap it. Return its exit code."""

@@ -52,27 +52,23 @@ class LocalStore(Store):
     # --- values -------------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
-        name, data = _name(key), as_bytes(value)
-        self._change(lambda table: table.put(name, data))
+        self._change(lambda table: table.put(_name(key), as_bytes(value)))
 
     def add(self, key: str, amount: int) -> int:
-        name, amount = _name(key), as_amount(amount)
         try:
-            return self._change(lambda table: table.add(name, amount))
+            return self._change(lambda table: table.add(_name(key), as_amount(amount)))
         except NotANumber as error:
             raise StoreError(f"cannot add to the key {key!r}: {error}.") from error
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        name, expected, desired = _name(key), as_bytes(expected_value), as_bytes(desired_value)
-        return self._change(lambda table: table.compare_set(name, expected, desired))
+        expected, desired = as_bytes(expected_value), as_bytes(desired_value)
+        return self._change(lambda table: table.compare_set(_name(key), expected, desired))
 
     def append(self, key: str, value: str | bytes) -> None:
-        name, data = _name(key), as_bytes(value)
-        self._change(lambda table: table.append(name, data))
+        self._change(lambda table: table.append(_name(key), as_bytes(value)))
 
     def delete_key(self, key: str) -> bool:
-        name = _name(key)
-        return self._change(lambda table: table.drop(name))
+        return self._change(lambda table: table.drop(_name(key)))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         names = [_name(key) for key in keys]
@@ -118,26 +114,20 @@ class LocalStore(Store):
     # --- queues -------------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        name, data = _name(key), as_bytes(value)
-        self._change(lambda table: table.push(name, data))
+        self._change(lambda table: table.push(_name(key), as_bytes(value)))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         name = _name(key)
-
-        def pop(table: Table) -> bytes | None:
-            return table.pop(name) if table.queue_length(name) else None
-
         deadline = time.monotonic() + self._timeout_s
-        while (value := self._change(pop)) is None:
+        while (value := self._change(lambda table: table.pop(name) if name in table.queues else None)) is None:
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} is empty.")
-            if not self._wait_until(lambda table: table.queue_length(name) or None, deadline):
+            if not self._wait_until(lambda table: name in table.queues or None, deadline):
                 raise self._item_missing(key)
         return value
 
     def queue_len(self, key: str) -> int:
-        name = _name(key)
-        return self._read(lambda table: table.queue_length(name))
+        return self._read(lambda table: table.queue_length(_name(key)))
 
     # --- barriers -----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import fcntl
 import os
 import struct
 from binascii import crc32
+from contextlib import suppress
 
 from tenax.store._api import StoreError
 from tenax.store._table import Table
@@ -101,9 +102,7 @@ class LogFile:
     def __init__(self, path: str) -> None:
         self._descriptor = -1
         self.path = path
-        self.table = RecordedTable()
         self._identity = (0, 0)
-        self._offset = 0  # the table includes the file up to here
         self._compact_at = 0
         self._open()
 
@@ -123,7 +122,7 @@ class LogFile:
             found = os.stat(self.path)
         except OSError:  # removed: the next read handles it
             return True
-        return (found.st_dev, found.st_ino) != self._identity or found.st_size > self._offset
+        return _identity(found) != self._identity or found.st_size > self._offset
 
     def refresh(self) -> None:
         """Read the complete records that other processes have written. Needs no lock."""
@@ -132,31 +131,26 @@ class LogFile:
 
     def _reopen_if_replaced(self) -> bool:
         """Open the file again if it was replaced. Return True if it was."""
-        try:
-            found = os.stat(self.path)
-        except FileNotFoundError:
-            found = None
-        if found is not None and (found.st_dev, found.st_ino) == self._identity:
-            return False
+        with suppress(FileNotFoundError):
+            if _identity(os.stat(self.path)) == self._identity:
+                return False
         self.close()
         self._open()
         return True
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o600)
-        self._adopt(self._descriptor)
+        self._adopt(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._reset()
 
     def _adopt(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
         self._descriptor = descriptor
-        self._identity = (found.st_dev, found.st_ino)
+        self._identity = _identity(found)
         self._compact_at = max(_MIN_COMPACT_BYTES, _HISTORY_FACTOR * found.st_size)
 
     def _reset(self) -> None:
         self.table = RecordedTable()
-        self._offset = 0
+        self._offset = 0  # the table includes the file up to here
 
     def _read(self) -> None:
         while self._read_chunk():
@@ -224,28 +218,21 @@ class LogFile:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def commit(self) -> None:
-        """Write the changes of the table to the file."""
-        entries, self.table.entries = self.table.entries, []
-        if not entries:
+        """Write the changes of the table to the file. After an error, call ``roll_back``."""
+        if not self.table.entries:
             return
         try:
-            self._offset += self._write(self._descriptor, entries, self._offset)
-        except BaseException as error:
-            self._reset()  # the table has changes that the file lacks
-            if isinstance(error, OSError):
-                raise StoreError(f"could not write to the store {self.path!r}: {error.strerror}.") from error
-            raise
+            self._offset += self._write(self._descriptor, self.table.entries, self._offset)
+        except OSError as error:
+            raise StoreError(f"could not write to the store {self.path!r}: {error.strerror}.") from error
+        self.table.entries.clear()
         if self._offset > self._compact_at:
             self._compact()
 
     def roll_back(self) -> None:
-        """Discard the changes of the table."""
+        """Discard the changes of the table that the file lacks."""
         if self.table.entries:
             self._reset()
-
-    def remove(self) -> None:
-        """Remove the file. Processes that have it open start over with an empty store."""
-        os.unlink(self.path)
 
     def _truncate_incomplete(self) -> None:
         size = os.fstat(self._descriptor).st_size
@@ -254,14 +241,10 @@ class LogFile:
             os.pwrite(self._descriptor, _HEADER, 0)
             self._offset = len(_HEADER)
         elif size > self._offset:
-            if self._has_records_after(size):
-                raise self._damaged()
+            start = os.pread(self._descriptor, _RECORD.size, self._offset)
+            if len(start) == _RECORD.size and self._offset + _RECORD.size + _RECORD.unpack(start)[0] < size:
+                raise self._damaged()  # data follows the bad record, so it is not the trace of a killed writer
             os.ftruncate(self._descriptor, self._offset)
-
-    def _has_records_after(self, size: int) -> bool:
-        """Return True if data follows the bad record: then it is damage, not the trace of a killed writer."""
-        start = os.pread(self._descriptor, _RECORD.size, self._offset)
-        return len(start) == _RECORD.size and self._offset + _RECORD.size + _RECORD.unpack(start)[0] < size
 
     def _write(self, descriptor: int, entries: list[bytes], offset: int) -> int:
         payload = b"".join(entries)
@@ -277,24 +260,19 @@ class LogFile:
         """Replace the locked file by a new one that has only the current state."""
         name = f"{self.path}.fresh"  # only the lock holder uses it; a killed writer's file is overwritten
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
+        self._compact_at = _HISTORY_FACTOR * self._offset
+        with suppress(OSError):  # keep the long file, and try later
             fresh = os.open(name, flags, os.fstat(self._descriptor).st_mode & 0o777)
-        except OSError:
-            self._compact_at = _HISTORY_FACTOR * self._offset  # keep the long file, and try later
-            return
-        try:
-            fcntl.flock(fresh, fcntl.LOCK_EX)
-            offset = self._write_snapshot(fresh)
-            os.rename(name, self.path)
-        except BaseException as error:
-            os.close(fresh)
-            if not isinstance(error, OSError):
+            try:
+                fcntl.flock(fresh, fcntl.LOCK_EX)
+                offset = self._write_snapshot(fresh)
+                os.rename(name, self.path)
+            except BaseException:
+                os.close(fresh)
                 raise
-            self._compact_at = _HISTORY_FACTOR * self._offset
-            return
-        os.close(self._descriptor)
-        self._adopt(fresh)
-        self._offset = offset
+            os.close(self._descriptor)
+            self._adopt(fresh)
+            self._offset = offset
 
     def _write_snapshot(self, descriptor: int) -> int:
         os.pwrite(descriptor, _HEADER, 0)
@@ -302,6 +280,10 @@ class LogFile:
         for entries in _batches(self.table.snapshot()):
             offset += self._write(descriptor, entries, offset)
         return offset
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _entry(kind: int, key: bytes, value: bytes) -> bytes:

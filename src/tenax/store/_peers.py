@@ -20,6 +20,7 @@ import sys
 from contextlib import suppress
 
 from tenax._core.admission import peer_group
+from tenax._io.endpoint import is_loopback
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,11 +65,11 @@ class PeerRules:
     def judge(self, sock: socket.socket, address: tuple[Any, ...]) -> tuple[str, str]:
         """Return the group in which the peer's connections are counted, and why it is rejected; "" if it is served."""
         peer = plain_address(address[0])
-        group = THIS_HOST if _is_loopback(peer) else peer_group(peer)
+        group = THIS_HOST if is_loopback(peer) else peer_group(peer)
         if self._serves_all or (self._networks and _is_in(peer, self._networks)):
             return group, ""
         ours = sock.getsockname()
-        is_own = _is_loopback(peer) or peer == plain_address(ours[0])
+        is_own = is_loopback(peer) or peer == plain_address(ours[0])
         owner = self._owners.find(ours, address)
         if owner == ELSEWHERE and is_own:
             owner = GONE  # or hidden: this address cannot come from another host
@@ -200,10 +201,6 @@ def _is_in(address: str, wanted: list[Network]) -> bool:
 
     found = ip_address(address)
     return any(found in network for network in wanted)
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def _packed(local: str, remote: str) -> tuple[int, bytes, bytes]:

@@ -61,10 +61,7 @@ class PrefixStore(Store):
         return bool(self._store.check(self._names(keys)))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        if timeout is None:
-            self._store.wait(self._names(keys))
-        else:
-            self._store.wait(self._names(keys), _as_timedelta(timeout))
+        self._store.wait(self._names(keys), *_given(timeout))
 
     def num_keys(self) -> int:
         return int(self._store.num_keys())
@@ -83,10 +80,7 @@ class PrefixStore(Store):
         return int(self._store.queue_len(self._name(key)))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
-        if timeout is None:
-            self._store.barrier(self._name(key), world_size)
-        else:
-            self._store.barrier(self._name(key), world_size, _as_timedelta(timeout))
+        self._store.barrier(self._name(key), world_size, *_given(timeout))
 
     def clone(self) -> PrefixStore:
         return PrefixStore(self._prefix, self._store.clone())
@@ -97,7 +91,7 @@ class PrefixStore(Store):
         return value
 
     def set_timeout(self, timeout: Timeout) -> None:
-        self._store.set_timeout(_as_timedelta(timeout))
+        self._store.set_timeout(*_given(timeout))
 
     def has_extended_api(self) -> bool:
         return bool(self._store.has_extended_api())
@@ -106,8 +100,8 @@ class PrefixStore(Store):
         """Do nothing: the underlying store belongs to its creator."""
 
 
-def _as_timedelta(timeout: Timeout) -> timedelta:
-    """Return a timedelta, which torch's stores require."""
+def _given(timeout: Timeout | None) -> list[timedelta]:
+    """Return the timeout, if there is one, as a timedelta, which torch's stores require."""
     from datetime import timedelta
 
-    return timedelta(seconds=seconds(timeout))
+    return [] if timeout is None else [timedelta(seconds=seconds(timeout))]

@@ -23,7 +23,7 @@ import struct
 
 from tenax.store import _wire as wire
 from tenax.store._key_values import KeyValues, Refused, Waiter
-from tenax.store._table import NotANumber
+from tenax.store._table import NotANumber, added
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ class Session(Waiter):
 
     def receive(self, data: bytes) -> bytes:
         """Process received bytes. Return the bytes to send."""
-        if not self._tail and not self.is_paused and not self.fault:
-            return self._work(data)
         if self.fault:
             return b""
+        if not self._tail and not self.is_paused:
+            return self._work(data)
         self._tail += data
         if self.is_paused or len(self._tail) < self._needed:
             self._count_held()
@@ -175,10 +175,7 @@ class Session(Waiter):
         if start < size or self.held_bytes or self._list is not None:
             self._count_held()
         self._answer_bytes = 0
-        out = self._out
-        if len(out) == 1:
-            return out.pop()
-        return self.take() if out else b""
+        return self._out.pop() if len(self._out) == 1 else self.take()
 
     def _take_tail(self) -> bytes:
         data = bytes(self._tail)
@@ -341,43 +338,30 @@ class Session(Waiter):
         return at
 
     def _get(self, data: bytes, at: int) -> int:
-        (length,) = _u64(data, at)
-        if length > self._max_key:
-            raise Refused(f"a key of {length} bytes is too long")
-        at += 8
-        end = at + length
-        if end > len(data):
-            raise _Incomplete(end)
-        value = self._table.values.get(data[at:end], b"")
-        self._answer_bytes += len(value)
-        self._out.append(_pack_u64(len(value)) + value)
-        return end
+        key, at = self._only_key(data, at)
+        self._answer_value(self._table.values.get(key, b""))
+        return at
 
     def _add(self, data: bytes, at: int) -> int:
-        (length,) = _u64(data, at)
-        if length > self._max_key:
-            raise Refused(f"a key of {length} bytes is too long")
-        end = at + 8 + length
-        (amount,) = _i64(data, end)
-        self._out.append(_pack_i64(self._table.add(data[at + 8 : end], amount)))
-        return end + 8
+        key, at = self._key(data, at)
+        (amount,) = _i64(data, at)
+        self._out.append(_pack_i64(self._table.add(key, amount)))
+        return at + 8
 
     def _compare_set(self, data: bytes, at: int) -> int:
         key, at = self._key(data, at)
         expected, at = self._value(data, at)
         desired, at = self._value(data, at)
-        value = self._table.compare_set(key, expected, desired)
-        self._answer_bytes += len(value)
-        self._out.append(_pack_u64(len(value)) + value)
+        self._answer_value(self._table.compare_set(key, expected, desired))
         return at
 
     def _check(self, data: bytes, at: int) -> int:
         (count,) = _u64(data, at)
         if count != 1:
             return self._begin_list(data, at, Session._answer_check)
-        key, end = self._only_key(data, at + 8)
+        key, at = self._only_key(data, at + 8)
         self._out.append(wire.READY if self._table.has(key) else wire.NOT_READY)
-        return end
+        return at
 
     def _answer_check(self, keys: list[bytes]) -> None:
         self._out.append(wire.READY if all(map(self._table.has, keys)) else wire.NOT_READY)
@@ -386,19 +370,12 @@ class Session(Waiter):
         (count,) = _u64(data, at)
         if count != 1:
             return self._begin_list(data, at, Session._answer_wait)
-        (length,) = _u64(data, at + 8)
-        if length > self._max_key:
-            raise Refused(f"a key of {length} bytes is too long")
-        at += 16
-        end = at + length
-        if end > len(data):
-            raise _Incomplete(end)
-        key = data[at:end]
-        if key in self._table.values or key in self._table.queues:
+        key, at = self._only_key(data, at + 8)  # the most frequent case
+        if self._table.has(key):
             self._out.append(wire.STOP_WAITING)
         else:
             self._wait_for((key,))
-        return end
+        return at
 
     def _answer_wait(self, keys: list[bytes]) -> None:
         has = self._table.has
@@ -428,15 +405,9 @@ class Session(Waiter):
         self._table.append(key, value)
         return at
 
-    def _multi_get(self, data: bytes, at: int) -> int:
-        return self._begin_list(data, at, Session._answer_multi_get)
-
     def _answer_multi_get(self, keys: list[bytes]) -> None:
         get = self._table.values.get
         self._answer_strings([get(key, b"") for key in keys])
-
-    def _multi_set(self, data: bytes, at: int) -> int:
-        return self._begin_list(data, at, Session._finish_multi_set, has_values=True)
 
     def _finish_multi_set(self, items: list[bytes]) -> None:
         self._table.put_all(dict(zip(items[::2], items[1::2], strict=True)))
@@ -458,9 +429,7 @@ class Session(Waiter):
         length = self._table.queue_length(key)
         self._out.append(_pack_i64(length))
         if length:
-            value = self._table.pop(key)
-            self._answer_bytes += len(value)
-            self._out.append(wire.text(value))
+            self._answer_value(self._table.pop(key))
         return at
 
     def _queue_length(self, data: bytes, at: int) -> int:
@@ -479,7 +448,7 @@ class Session(Waiter):
         key, at = self._key(data, at)
         (world_size,) = _i64(data, at)
         table = self._table
-        count = table.sum(key, 1)
+        count = added(table.values.get(key), 1)
         table.store(key, b"%d" % count)
         if count >= world_size:
             table.wake(key)
@@ -490,6 +459,10 @@ class Session(Waiter):
 
     def _unknown(self, data: bytes, at: int) -> int:
         raise Refused(f"unknown command {data[at - 1]:#04x}")
+
+    def _answer_value(self, value: bytes) -> None:
+        self._answer_bytes += len(value)
+        self._out.append(_pack_u64(len(value)) + value)
 
     def _answer_strings(self, strings: list[bytes]) -> None:
         size = sum(map(len, strings)) + 8 * len(strings)
@@ -527,6 +500,11 @@ class Session(Waiter):
         return True
 
 
+def _with_list(finish: Callable[[Session, list[bytes]], None], has_values: bool = False) -> Handler:
+    """Return the handler of a command whose only field is a list."""
+    return lambda session, data, at: session._begin_list(data, at, finish, has_values)
+
+
 _KNOWN: dict[int, Handler] = {
     wire.SET: Session._set,
     wire.COMPARE_SET: Session._compare_set,
@@ -537,8 +515,8 @@ _KNOWN: dict[int, Handler] = {
     wire.GETNUMKEYS: Session._count_keys,
     wire.DELETE_KEY: Session._delete_key,
     wire.APPEND: Session._append,
-    wire.MULTI_GET: Session._multi_get,
-    wire.MULTI_SET: Session._multi_set,
+    wire.MULTI_GET: _with_list(Session._answer_multi_get),
+    wire.MULTI_SET: _with_list(Session._finish_multi_set, has_values=True),
     wire.CANCEL_WAIT: Session._cancel_wait,
     wire.PING: Session._ping,
     wire.QUEUE_PUSH: Session._queue_push,

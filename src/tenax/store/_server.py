@@ -24,8 +24,7 @@ import time
 from contextlib import suppress
 
 from tenax._core.admission import Admission
-from tenax.store._key_values import KeyValues
-from tenax.store._limits import Limits
+from tenax.store._key_values import KeyValues, Limits
 from tenax.store._peers import CLOSED, PeerRules
 from tenax.store._protocol import Session
 
@@ -61,12 +60,18 @@ class Counters:
         self.dropped_for_memory = 0  # the largest buffers when all buffers together were too large
         self.out_of_room = 0  # how often the server stopped accepting
 
+    @property
+    def faults(self) -> int:
+        """How many connections the server closed."""
+        closed: int = sum(vars(self).values()) - self.accepted - self.out_of_room
+        return closed
+
     def __repr__(self) -> str:
         return ", ".join(f"{name}={count}" for name, count in vars(self).items())
 
 
 class _Connection(Session):
-    __slots__ = ("descriptor", "group", "interest", "recv", "send", "sent", "sock", "stage", "unsent")
+    __slots__ = ("descriptor", "group", "interest", "recv", "send", "sock", "stage", "unsent")
 
     def __init__(self, table: KeyValues, sock: socket.socket, group: str) -> None:
         super().__init__(table)
@@ -77,8 +82,7 @@ class _Connection(Session):
         self.recv = sock.recv
         self.send = sock.send
         self.interest = _IN
-        self.unsent = b""
-        self.sent = 0  # bytes of ``unsent`` that are sent
+        self.unsent = bytearray()
 
 
 class StoreServer:
@@ -110,11 +114,9 @@ class StoreServer:
         self._has_pending_accepts = False
         self._listen_again_at = 0.0  # 0: when a connection closes
         self._connections: dict[int, _Connection] = {}
-        limits = self._limits
-        self._silent: Admission[int] = Admission(limits.connections, min(limits.silent_per_address, limits.connections))
-        self._idle: Admission[int] = Admission(
-            limits.connections, min(limits.idle_per_address, limits.connections), from_middle=True
-        )
+        places = self._limits.connections
+        self._silent: Admission[int] = Admission(places, min(self._limits.silent_per_address, places))
+        self._idle: Admission[int] = Admission(places, min(self._limits.idle_per_address, places), from_middle=True)
         self._watched: dict[int, Callable[[], None]] = {}
         self._next_notice = 0.0
         self._reported_faults = 0
@@ -123,7 +125,7 @@ class StoreServer:
         os.set_blocking(self._wake_writer, False)
         self._poller, self._poll = _make_poller()
         self._poller.register(listener.fileno(), _IN)
-        self.watch(self._wake_reader, self._on_wake)
+        self.watch(self._wake_reader, lambda: None)  # ``serve`` returns, so it stays readable
         _open_servers.add(self)
 
     @classmethod
@@ -180,8 +182,11 @@ class StoreServer:
                 if connection is None:
                     self._on_descriptor(descriptor)
                     continue
-                if events & ~_IN:
-                    self._on_other_event(connection, events)
+                if events & _OUT:
+                    self._send_unsent(connection)
+                    continue
+                if not events & _IN:  # closed by the peer; its last requests would be readable
+                    self._drop(connection)
                     continue
                 try:
                     data = connection.recv(read_bytes)
@@ -226,8 +231,7 @@ class StoreServer:
             self._set_interest(connection)
 
     def _queue(self, connection: _Connection, more: bytes) -> None:
-        connection.unsent = connection.unsent[connection.sent :] + more
-        connection.sent = 0
+        connection.unsent += more
         self.table.held_bytes += len(more)
 
     def _answer_woken(self) -> None:
@@ -238,57 +242,28 @@ class StoreServer:
                 self._answer(connection, connection.take())
         woken.clear()
 
-    def _on_other_event(self, connection: _Connection, events: int) -> None:
-        """Handle a connection that is writable or was closed by the peer."""
-        if events & _OUT:
-            self._send_unsent(connection)
-        elif events & _IN:  # closed, but its last requests may be readable
-            self._on_hangup(connection)
-        else:
-            self._drop(connection)
-
     def _send_unsent(self, connection: _Connection) -> None:
         if connection.unsent:
             try:
-                sent = connection.send(memoryview(connection.unsent)[connection.sent :])
+                sent = connection.send(connection.unsent)
             except BlockingIOError:
                 return
             except OSError:
                 self._drop(connection)
                 return
-            connection.sent += sent
+            del connection.unsent[:sent]
             self.table.held_bytes -= sent
-            if connection.sent < len(connection.unsent):
+            if connection.unsent:
                 self._set_interest(connection)
                 return
-            connection.unsent = b""
-            connection.sent = 0
-        answer = b""
-        if connection.is_paused:
-            answer = connection.resume()
-        self._answer(connection, answer)
+        self._answer(connection, connection.resume() if connection.is_paused else b"")
         if connection.descriptor >= 0:
             self._set_interest(connection)
         if self.table.woken:
             self._answer_woken()
 
-    def _on_hangup(self, connection: _Connection) -> None:
-        """Execute the last requests of a peer that has reset or half-closed the connection."""
-        try:
-            data = connection.recv(_READ_BYTES)
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(connection)
-            return
-        answer = connection.receive(data)
-        self._advance(connection)
-        self._answer(connection, answer)
-        if self.table.woken:
-            self._answer_woken()
-
     def _set_interest(self, connection: _Connection) -> None:
-        unread = len(connection.unsent) - connection.sent
+        unread = len(connection.unsent)
         interest = _OUT if unread or connection.is_paused else 0
         if unread <= self._limits.unread_bytes and not connection.is_paused:
             interest |= _IN
@@ -346,7 +321,7 @@ class StoreServer:
         if connection.stage:
             self._silent.release(connection.descriptor)
             self._idle.release(connection.descriptor)
-        self.table.held_bytes -= len(connection.unsent) - connection.sent
+        self.table.held_bytes -= len(connection.unsent)
         del self._connections[connection.descriptor]
         self._poller.unregister(connection.descriptor)
         connection.descriptor = -1
@@ -371,9 +346,6 @@ class StoreServer:
         elif descriptor in self._watched:
             self._watched[descriptor]()
         # else: a connection that was dropped in this round
-
-    def _on_wake(self) -> None:
-        os.read(self._wake_reader, 4096)
 
     def _accept(self) -> None:
         self._has_pending_accepts = False
@@ -458,16 +430,7 @@ class StoreServer:
         now = self._clock()
         if now >= self._next_notice:
             self._next_notice = now + NOTICE_EVERY_S
-            counters = self.counters
-            count = (
-                counters.no_greeting
-                + counters.refused_peers
-                + counters.refused_requests
-                + counters.dropped_for_memory
-                + counters.evicted_silent
-                + counters.evicted_idle
-                - self._reported_faults
-            )
+            count = self.counters.faults - self._reported_faults
             self._reported_faults += count
             connections = "one connection" if count == 1 else f"{count} connections"
             self._on_notice(f"the workers' store closed {connections}, the last because {last}")
@@ -486,7 +449,7 @@ os.register_at_fork(after_in_child=_close_copies)
 
 
 def _held(connection: _Connection) -> int:
-    return connection.held_bytes + len(connection.unsent) - connection.sent
+    return connection.held_bytes + len(connection.unsent)
 
 
 def _make_poller() -> tuple[Any, Callable[[float | None], list[tuple[int, int]]]]:

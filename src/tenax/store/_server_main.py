@@ -33,47 +33,36 @@ class StoreProcess:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._generation = 0
-        self._server: StoreServer | None = None
-        self._next: tuple[int, StoreServer] | None = None
+        self._generation = 0  # of the last server
+        self._servers: list[StoreServer] = []  # in order; all but the last are stopped
 
     def run(self) -> NoReturn:
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         while True:
-            if self._server is None:
+            if not self._servers:
                 poll.poll()
                 self._handle_commands()
             else:
-                self._server.serve()
-                self._server.close()
-                self._server = None
-            if self._server is None and self._next is not None:
-                (self._generation, self._server), self._next = self._next, None
+                self._servers[0].serve()  # returns at once if it is stopped
+                self._servers.pop(0).close()
 
     def _handle_commands(self) -> None:
         try:
             for message, descriptors in self._channel.receive():
                 match message:
                     case ("serve", generation, hosts, allow):
-                        self._end()
-                        peers = PeerRules(hosts, allow)
-                        self._next = (generation, self._make_server(generation, peers, descriptors[0]))
-                    case ("close", generation):
-                        if self._next is not None and self._next[0] == generation:
-                            self._next[1].close()
-                            self._next = None
-                        elif generation == self._generation:
-                            self._end()
+                        self._stop()
+                        self._generation = generation
+                        self._servers.append(self._make_server(generation, PeerRules(hosts, allow), descriptors[0]))
+                    case ("close", generation) if generation == self._generation:
+                        self._stop()
         except ChannelClosed:
             os._exit(0)
 
-    def _end(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-        if self._next is not None:
-            self._next[1].close()
-            self._next = None
+    def _stop(self) -> None:
+        for server in self._servers:
+            server.stop()
 
     def _make_server(self, generation: int, peers: PeerRules, descriptor: int) -> StoreServer:
         server = StoreServer(
@@ -89,7 +78,6 @@ class StoreProcess:
 
 
 def main(descriptor: int) -> None:
-    """Run the helper process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # for the agent only: workers that are being stopped still use the store
     _raise_file_limit()

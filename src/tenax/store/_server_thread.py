@@ -17,12 +17,6 @@ from tenax.store._key_values import KeyValues, Waiter
 from tenax.store._server import StoreServer
 from tenax.store._table import as_number
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from tenax.store._server import Counters
-
 
 class ServerThread:
     """Serves from its creation until ``close``."""
@@ -30,13 +24,10 @@ class ServerThread:
     def __init__(self, server: StoreServer, host: str, port: int) -> None:
         self.host = host
         self.port = port
+        self.counters = server.counters
         self._server = server
         self._thread = threading.Thread(target=server.serve, name="tenax-store", daemon=True)
         self._thread.start()
-
-    @property
-    def counters(self) -> Counters:
-        return self._server.counters
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -47,9 +38,7 @@ class ServerThread:
     def __enter__(self) -> ServerThread:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -78,9 +67,8 @@ class OwnServer:
     def __init__(self, listener: socket.socket, host: str, expected: int) -> None:
         server = StoreServer(listener)
         self._worker_count = _WorkerCount(server.table, expected)
-        thread = ServerThread(server, host, listener.getsockname()[1])
-        self.port = thread.port
-        self.close = weakref.finalize(self, thread.close)
+        self.port: int = listener.getsockname()[1]
+        weakref.finalize(self, ServerThread(server, host, self.port).close)
 
     @classmethod
     def start(

@@ -36,10 +36,7 @@ class Table:
         return self.values.pop(key, None) is not None
 
     def push(self, key: bytes, value: bytes) -> None:
-        queue = self.queues.get(key)
-        if queue is None:
-            queue = self.queues[key] = deque()
-        queue.append(value)
+        self.queues.setdefault(key, deque()).append(value)
 
     def pop(self, key: bytes) -> bytes:
         """Remove and return the oldest value of a queue, which must not be empty."""
@@ -56,22 +53,12 @@ class Table:
         return key in self.values or key in self.queues
 
     def queue_length(self, key: bytes) -> int:
-        queue = self.queues.get(key)
-        return len(queue) if queue is not None else 0
+        return len(self.queues.get(key, ()))
 
     def add(self, key: bytes, amount: int) -> int:
-        value = self.sum(key, amount)
+        value = added(self.values.get(key), amount)
         self.put(key, b"%d" % value)
         return value
-
-    def sum(self, key: bytes, amount: int) -> int:
-        """Return the key's number plus ``amount``, wrapped to 64 bits."""
-        old = self.values.get(key)
-        if old is not None:
-            amount += int(old) if old.isdigit() and len(old) < _MAX_DIGITS else as_number(old)
-        if not _MIN <= amount <= _MAX:
-            amount = (amount - _MIN) % (1 << 64) + _MIN
-        return amount
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
         """Return the value afterwards; for a missing key and a non-empty expected value, the expected value."""
@@ -86,6 +73,15 @@ class Table:
     def append(self, key: bytes, value: bytes) -> None:
         old = self.values.get(key)
         self.put(key, value if old is None else old + value)
+
+
+def added(old: bytes | None, amount: int) -> int:
+    """Return the number of a key, which starts at 0, plus ``amount``, wrapped to 64 bits."""
+    if old is not None:
+        amount += int(old) if old.isdigit() and len(old) < _MAX_DIGITS else as_number(old)
+    if not _MIN <= amount <= _MAX:
+        amount = (amount - _MIN) % (1 << 64) + _MIN
+    return amount
 
 
 def as_number(value: bytes) -> int:

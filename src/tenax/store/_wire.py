@@ -42,10 +42,8 @@ U32 = struct.Struct("<I")
 
 
 def text(value: bytes) -> bytes:
-    """Encode a string."""
     return U64.pack(len(value)) + value
 
 
 def texts(values: list[bytes]) -> bytes:
-    """Encode a list of strings."""
     return U64.pack(len(values)) + b"".join([text(value) for value in values])

@@ -21,7 +21,6 @@ import msgspec
 
 from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic.state import Node, Standing, State, first_names
-from tenax.rendezvous._dynamic.watch import View
 from tenax.rendezvous.api import (
     RendezvousClosedError,
     RendezvousError,
@@ -30,23 +29,65 @@ from tenax.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.rendezvous.dynamic_rendezvous import RendezvousSettings
+
 # A member may have to stop its workers first; their default grace period is as long as a last call.
 _MEMBER_LAST_CALLS = 2
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """The settings that all nodes of a run share, and this node's timeouts."""
+class View(msgspec.Struct, frozen=True):
+    """The conclusions of a watch from all readings so far."""
 
-    run_id: str
-    min_nodes: int
-    max_nodes: int
-    join_s: float
-    last_call_s: float
+    dead: frozenset[str] = frozenset()
+    gathering_s: float = 0.0  # how long the current round has been gathering
+    enough_s: float = 0.0  # how long it has had at least ``min_nodes``
 
-    @property
-    def member_wait_s(self) -> float:
-        """How long to wait for members of the last round that are alive."""
-        return _MEMBER_LAST_CALLS * self.last_call_s
+
+class Watch:
+    """What one node has observed of the others, measured on its own clock: call ``look`` with every reading.
+
+    Clocks of two hosts are never compared. A node is silent while its heartbeat counter does not change. Silence counts
+    only while the observer itself was reading, so an observer that was stopped or slow does not declare others dead.
+    """
+
+    def __init__(self, keep_alive_s: float, max_attempts: int) -> None:
+        self._keep_alive_s = keep_alive_s
+        self._silence_limit_s = keep_alive_s * max_attempts
+        self._last_look: float | None = None
+        self._silence: dict[str, tuple[int, float]] = {}  # id -> its counter, and how long it has not changed
+        self._round = 0
+        self._gathering_s = self._enough_s = 0.0
+        self._had_enough = False
+
+    def look(self, state: State | None, now: float) -> View:
+        # A gap longer than a heartbeat interval is the observer's own lag, not silence.
+        elapsed = 0.0 if self._last_look is None else min(max(now - self._last_look, 0.0), self._keep_alive_s)
+        self._last_look = now
+        if state is None:
+            self._silence, self._round = {}, 0
+            return View()
+        self._silence = {node.id: (node.beat, self._silence_of(node.id, node.beat, elapsed)) for node in state.nodes}
+        dead = frozenset(each for each, (_, silent_s) in self._silence.items() if silent_s >= self._silence_limit_s)
+        if state.complete:
+            self._round = 0
+            return View(dead)
+        self._time_gathering(state, dead, elapsed)
+        return View(dead, self._gathering_s, self._enough_s)
+
+    def _silence_of(self, node_id: str, beat: int, elapsed: float) -> float:
+        known_beat, silent_s = self._silence.get(node_id, (None, 0.0))
+        return silent_s + elapsed if known_beat == beat else 0.0
+
+    def _time_gathering(self, state: State, dead: frozenset[str], elapsed: float) -> None:
+        if self._round != state.round:
+            self._round, self._gathering_s, self._enough_s, elapsed = state.round, 0.0, 0.0, 0.0
+            self._had_enough = False
+        self._gathering_s += elapsed
+        has_enough = sum(node.id not in dead for node in state.with_standing(Standing.JOINED)) >= state.min_nodes
+        self._enough_s = self._enough_s + elapsed if has_enough and self._had_enough else 0.0
+        self._had_enough = has_enough
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -82,11 +123,12 @@ Decision = Put | Wait | Done | Refused
 class Joiner:
     """One attempt of a node to join a round after ``last_round``, the last one it was in."""
 
-    def __init__(self, node_id: str, addr: str, terms: Terms, last_round: int, now: float) -> None:
+    def __init__(self, node_id: str, addr: str, settings: RendezvousSettings, last_round: int, now: float) -> None:
         self.last_round = last_round
         self._id = node_id
         self._addr = addr
-        self._terms = terms
+        self._settings = settings
+        self._join_s = settings.timeout.join.total_seconds()
         self._waiting_since = now
         self._is_spare = False
 
@@ -97,18 +139,18 @@ class Joiner:
             self._is_spare = decision.is_spare
             if self._is_spare:
                 self._waiting_since = now
-        if isinstance(decision, (Put, Wait)) and now - self._waiting_since >= self._terms.join_s:
+        if isinstance(decision, (Put, Wait)) and now - self._waiting_since >= self._join_s:
             return Refused(RendezvousTimeoutError(self._too_late(known)))
         return decision
 
     def _without_lost_rounds(self, state: State | None, view: View) -> State:
         """Return the state without dead nodes, and with a round after every round this node was in (D2)."""
-        terms = self._terms
+        ours = self._settings
         if state is None:
-            return State(terms.run_id, terms.min_nodes, terms.max_nodes, round=self.last_round + 1)
+            return State(ours.run_id, ours.min_nodes, ours.max_nodes, round=self.last_round + 1)
         state = without(state, view.dead - {self._id})
         if all(node.id == self._id for node in state.nodes):  # no other node has agreed on these terms
-            state = msgspec.structs.replace(state, min_nodes=terms.min_nodes, max_nodes=terms.max_nodes)
+            state = msgspec.structs.replace(state, min_nodes=ours.min_nodes, max_nodes=ours.max_nodes)
         if state.round < self.last_round or (state.round == self.last_round and not state.complete):
             # The state was lost and recreated by other nodes.
             return msgspec.structs.replace(state, round=self.last_round + 1, complete=False)
@@ -117,9 +159,15 @@ class Joiner:
     def _decide(self, state: State, view: View) -> Decision:
         if state.closed:
             return self._on_closed(state)
-        ours, theirs = (self._terms.min_nodes, self._terms.max_nodes), (state.min_nodes, state.max_nodes)
-        if ours != theirs:
-            return Refused(RendezvousStateError(_other_terms(state.run_id, ours, theirs)))
+        ours = self._settings
+        if (ours.min_nodes, ours.max_nodes) != (state.min_nodes, state.max_nodes):
+            return Refused(
+                RendezvousStateError(
+                    f"this node is configured for {ours.min_nodes} to {ours.max_nodes} nodes, but the run "
+                    f"{state.run_id!r} for {state.min_nodes} to {state.max_nodes}; use the same numbers on every node, "
+                    "or another run id"
+                )
+            )
         if not state.complete:
             return self._on_gathering(state, view)
         return self._on_complete(state)
@@ -150,9 +198,9 @@ class Joiner:
 
     def _on_gathering(self, state: State, view: View) -> Decision:
         if self._stands(state, Standing.JOINED):
-            missing = _missing(state, view, self._terms)
+            missing = _missing(state, view, self._settings)
             return Wait(missing) if missing else Put(complete(state))
-        if self._id in state.members or _room(state, view, self._terms) > 0:
+        if self._id in state.members or _room(state, view, self._settings) > 0:
             return Put(self._completed_if_ready(self._standing(state, Standing.JOINED), view))
         if not self._stands(state, Standing.WAITING):
             return Put(self._standing(state, Standing.WAITING))
@@ -160,7 +208,7 @@ class Joiner:
 
     def _completed_if_ready(self, state: State, view: View) -> State:
         """Complete the round in the same write if this node is the last one awaited."""
-        return state if _missing(state, view, self._terms) else complete(state)
+        return state if _missing(state, view, self._settings) else complete(state)
 
     def _stands(self, state: State, standing: Standing) -> bool:
         node = state.node(self._id)
@@ -168,23 +216,20 @@ class Joiner:
 
     def _standing(self, state: State, standing: Standing) -> State:
         node = state.node(self._id)
-        if node is None:
-            nodes = (*state.nodes, Node(self._id, self._addr, standing))
-        else:
-            changed = msgspec.structs.replace(node, standing=standing, beat=node.beat + 1)
-            nodes = tuple(changed if each is node else each for each in state.nodes)
-        return msgspec.structs.replace(state, nodes=nodes)
+        if node is not None:
+            return _with_beat(state, node, standing)
+        return msgspec.structs.replace(state, nodes=(*state.nodes, Node(self._id, self._addr, standing)))
 
     def _too_late(self, state: State) -> str:
         if state.complete:
             return (
-                f"the run {state.run_id!r} did not admit this node within {format_seconds(self._terms.join_s)}; check "
+                f"the run {state.run_id!r} did not admit this node within {format_seconds(self._join_s)}; check "
                 "that the agents of its nodes poll num_nodes_waiting()"
             )
         joined = [node for node in state.nodes if node.standing is Standing.JOINED]
         return (
             f"only {len(joined)} of at least {state.min_nodes} nodes joined round {state.round} of the run "
-            f"{state.run_id!r} within {format_seconds(self._terms.join_s)}: {_names(joined)}; start the missing nodes, "
+            f"{state.run_id!r} within {format_seconds(self._join_s)}: {_names(joined)}; start the missing nodes, "
             "or allow fewer"
         )
 
@@ -192,46 +237,41 @@ class Joiner:
 # --- queries of a state -----------------------------------------------------------------------------------------------
 
 
-def _awaited_members(state: State, view: View, terms: Terms) -> list[Node]:
+def _awaited_members(state: State, view: View, settings: RendezvousSettings) -> list[Node]:
     """Return members of the last round that are alive but have not joined. They have priority for a while (D3)."""
-    return state.with_standing(Standing.RUNNING) if view.gathering_s < terms.member_wait_s else []
+    wait_s = _MEMBER_LAST_CALLS * settings.timeout.last_call.total_seconds()
+    return state.with_standing(Standing.RUNNING) if view.gathering_s < wait_s else []
 
 
-def _room(state: State, view: View, terms: Terms) -> int:
+def _room(state: State, view: View, settings: RendezvousSettings) -> int:
     """Return how many new nodes can still join the gathering round."""
-    kept = len(_awaited_members(state, view, terms))
+    kept = len(_awaited_members(state, view, settings))
     return state.max_nodes - kept - len(state.with_standing(Standing.JOINED))
 
 
-def _missing(state: State, view: View, terms: Terms) -> str:
+def _missing(state: State, view: View, settings: RendezvousSettings) -> str:
     """Return what a gathering round still waits for; empty: complete it now. ``state`` contains no dead nodes."""
     joined = state.with_standing(Standing.JOINED)
     if len(joined) >= state.max_nodes:
         return ""
     if len(joined) < state.min_nodes:
         return f"{len(joined)} of at least {state.min_nodes} nodes have joined: {_names(joined)}"
-    awaited = _awaited_members(state, view, terms)
+    awaited = _awaited_members(state, view, settings)
     if awaited:
         return f"waiting for members of the last round: {_names(awaited)}"
-    if view.enough_s >= terms.last_call_s:
+    last_call_s = settings.timeout.last_call.total_seconds()
+    if view.enough_s >= last_call_s:
         return ""
     waiting = state.with_standing(Standing.WAITING)
     if waiting:
         return f"waiting for nodes of the wait list: {_names(waiting)}"
     if any(node.id in state.members for node in joined):  # D4
         return ""
-    return f"{len(joined)} nodes have joined; waiting {format_seconds(terms.last_call_s)} for more (last call)"
+    return f"{len(joined)} nodes have joined; waiting {format_seconds(last_call_s)} for more (last call)"
 
 
 def _names(nodes: list[Node]) -> str:
     return first_names([node.addr or node.id[:8] for node in nodes]) or "none"
-
-
-def _other_terms(run_id: str, ours: tuple[int, int], theirs: tuple[int, int]) -> str:
-    return (
-        f"this node is configured for {ours[0]} to {ours[1]} nodes, but the run {run_id!r} for {theirs[0]} to "
-        f"{theirs[1]}; use the same numbers on every node, or another run id"
-    )
 
 
 def pending(state: State | None, view: View, node_id: str, round_: int) -> int:
@@ -284,12 +324,9 @@ def ranks(before: dict[str, int], chosen: list[str]) -> dict[str, int]:
 
     Former members keep their order. New nodes get the ranks of members that left, lowest first, then the highest ranks.
     """
-    kept = {each: before[each] for each in chosen if each in before}
-    holes = sorted(set(before.values()) - set(kept.values()))
-    newcomers = [each for each in chosen if each not in before]
-    order = dict(kept)
-    for index, each in enumerate(newcomers):
-        order[each] = holes[index] if index < len(holes) else len(before) + index
+    order = {each: before[each] for each in chosen if each in before}
+    free = sorted(set(range(len(before) + len(chosen))) - set(order.values()))
+    order |= zip([each for each in chosen if each not in before], free, strict=False)
     return {each: rank for rank, each in enumerate(sorted(order, key=order.__getitem__))}
 
 
@@ -303,9 +340,11 @@ def without(state: State, gone: frozenset[str] | set[str]) -> State:
 def with_heartbeat(state: State, node_id: str) -> State | None:
     """Return the state with one more heartbeat of this node; None if the node is not in it."""
     node = state.node(node_id)
-    if node is None:
-        return None
-    newer = msgspec.structs.replace(node, beat=node.beat + 1)
+    return None if node is None else _with_beat(state, node, node.standing)
+
+
+def _with_beat(state: State, node: Node, standing: Standing) -> State:
+    newer = msgspec.structs.replace(node, standing=standing, beat=node.beat + 1)
     return msgspec.structs.replace(state, nodes=tuple(newer if each is node else each for each in state.nodes))
 
 

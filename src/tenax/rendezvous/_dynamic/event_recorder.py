@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from tenax._io.background_queue import BackgroundQueue
 from tenax.events._recording import has_rendezvous_receiver, present_traceback, record_rdzv_event
@@ -34,24 +33,16 @@ class EventRecorder:
         self._queue: BackgroundQueue | None = None
 
     def record(
-        self,
-        where: str,
-        text: str,
-        *values: object,
-        state: str = RUNNING,
-        rank: int | None = None,
-        master_endpoint: str = "",
+        self, where: str, text: str, *, state: str = RUNNING, rank: int | None = None, master_endpoint: str = ""
     ) -> None:
-        """Record one event. The node's name is put before the text, which is formatted only if there is a handler."""
-        if has_rendezvous_receiver():
-            message = f"{self._who} {text.format(*values) if values else text}"
-            self._record(where, message, state, rank, master_endpoint)
+        """Record one event. The node's name is put before the text."""
+        self._record(where, f"{self._who} {text}", state, rank, master_endpoint)
 
     def record_changes(self, where: str, before: State | None, after: State) -> None:
         """Record what this node is about to write."""
         if has_rendezvous_receiver():
-            for change in changes(before, after, self._node_id):
-                self.record(where, "{}", change.text, state=SUCCEEDED if change.is_achieved else RUNNING)
+            for text, state in changes(before, after, self._node_id):
+                self.record(where, text, state=state)
 
     @contextmanager
     def errors_of(self, where: str) -> Iterator[None]:
@@ -59,8 +50,7 @@ class EventRecorder:
         try:
             yield
         except Exception as error:  # not KeyboardInterrupt or SystemExit
-            if has_rendezvous_receiver():
-                self._record(where, f"{type(error).__name__}: {error}", FAILED)
+            self._record(where, f"{type(error).__name__}: {error}", FAILED)
             raise
 
     def close(self) -> None:
@@ -73,6 +63,8 @@ class EventRecorder:
             warnings.warn(f"lost rendezvous events: {lost}", RuntimeWarning, stacklevel=2)
 
     def _record(self, where: str, message: str, state: str, rank: int | None = None, master_endpoint: str = "") -> None:
+        if not has_rendezvous_receiver():
+            return
         from tenax.events.api import NodeState, RdzvEvent
 
         event = RdzvEvent(
@@ -105,33 +97,26 @@ def recorder_of(params: RendezvousParameters, where: str) -> Iterator[EventRecor
 # --- changes of the shared state as text: two states in, texts out ----------------------------------------------------
 
 
-class Change(NamedTuple):
-    text: str
-    is_achieved: bool = False  # recorded as SUCCEEDED
+def changes(before: State | None, after: State, node_id: str) -> Iterator[tuple[str, str]]:
+    """Describe what it means that this node replaces ``before`` by ``after``: texts, each with the state to record.
 
-
-def changes(before: State | None, after: State, node_id: str) -> list[Change]:
-    """Describe what it means that this node replaces ``before`` by ``after``. Its name is put before each text."""
-    found = [*_own_changes(before, after, node_id), *_removals(before, after, node_id)]
-    is_same_round = before is not None and before.round == after.round
-    if after.complete and not (is_same_round and before is not None and before.complete):
-        nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
-        found.append(Change(f"completes round {after.round} with {nodes}", is_achieved=True))
-    if after.closed and not (before is not None and before.closed):
-        found.append(Change(f"closes the run: {after.closed}", is_achieved=True))
-    return found
-
-
-def _own_changes(before: State | None, after: State, node_id: str) -> list[Change]:
+    The node's name is put before each text.
+    """
     was, now = _position(before, node_id), _position(after, node_id)
-    if was == now:
-        return []
-    found = []
     if was is not None and (now is None or was[0] != now[0]):
-        found.append(Change(f"leaves the {was[0]} of round {was[1]}"))
-    if now is not None:
-        found.append(Change(f"joins the {now[0]} of round {now[1]}"))
-    return found
+        yield f"leaves the {was[0]} of round {was[1]}", RUNNING
+    if now is not None and was != now:
+        yield f"joins the {now[0]} of round {now[1]}", RUNNING
+    still_there = {node.id for node in after.nodes} | {node_id}
+    gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
+    if gone:  # another node is removed only if it is silent or did not join in time
+        names = first_names([f"{node.addr} ({node.id[:8]})" for node in gone])
+        yield f"removes {names}: no heartbeat, or not joined in time", RUNNING
+    if after.complete and not (before is not None and before.round == after.round and before.complete):
+        nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
+        yield f"completes round {after.round} with {nodes}", SUCCEEDED
+    if after.closed and not (before is not None and before.closed):
+        yield f"closes the run: {after.closed}", SUCCEEDED
 
 
 def _position(state: State | None, node_id: str) -> tuple[str, int] | None:
@@ -145,11 +130,3 @@ def _position(state: State | None, node_id: str) -> tuple[str, int] | None:
             return "participants", state.round - 1
         case _:
             return "participants", state.round
-
-
-def _removals(before: State | None, after: State, node_id: str) -> list[Change]:
-    """Other nodes remove a node only if it is silent or did not join in time."""
-    still_there = {node.id for node in after.nodes} | {node_id}
-    gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
-    names = first_names([f"{node.addr} ({node.id[:8]})" for node in gone])
-    return [Change(f"removes {names}: no heartbeat, or not joined in time")] if gone else []

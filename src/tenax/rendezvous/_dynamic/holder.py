@@ -15,8 +15,8 @@ import msgspec
 
 from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic import decisions
+from tenax.rendezvous._dynamic.decisions import View, Watch
 from tenax.rendezvous._dynamic.state import State, decode, encode
-from tenax.rendezvous._dynamic.watch import View, Watch
 from tenax.rendezvous.api import RendezvousTimeoutError
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax.rendezvous._dynamic.event_recorder import EventRecorder
-    from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend
+    from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, RendezvousSettings
 
 _MIN_PAUSE_S = 0.005
 _MAX_PAUSE_S = 1.0
@@ -45,20 +45,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 class StateHolder:
     """``read`` reads, ``put`` writes if the state has not changed, ``change`` retries until a change is written."""
 
-    def __init__(
-        self,
-        backend: RendezvousBackend,
-        run_id: str,
-        keep_alive_s: float,
-        max_attempts: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.clock = clock
+    def __init__(self, backend: RendezvousBackend, settings: RendezvousSettings) -> None:
         self.snapshot = Snapshot()
-        self.reached_at = clock()  # when the backend last answered
+        self.reached_at = time.monotonic()  # when the backend last answered
         self._backend = backend
-        self._run_id = run_id
-        self._watch = Watch(keep_alive_s, max_attempts)
+        self._run_id = settings.run_id
+        self._watch = Watch(settings.keep_alive_interval.total_seconds(), settings.keep_alive_max_attempt)
         self._lock = threading.Lock()
         self._last: tuple[bytes, State] | None = None
 
@@ -75,30 +67,33 @@ class StateHolder:
             blob, new_token, is_written = answer
             return self._update((blob, new_token)), bool(is_written)
 
-    def change(self, change: Callable[[State], State | None], timeout_s: float, first: State | None = None) -> Snapshot:
-        """Apply ``change`` to the current state until it is written. ``first`` is written if there is no state.
+    def change(
+        self, change: Callable[[State], State | None], timeout_s: float, first: State | None = None
+    ) -> State | None:
+        """Apply ``change`` to the current state until it is written. Return the state that was replaced, if any.
 
-        ``change`` returns None if there is nothing to change.
+        ``change`` returns None if there is nothing to change. ``first`` is written if there is no state.
         """
-        give_up_at = self.clock() + timeout_s
+        give_up_at = time.monotonic() + timeout_s
         pause = Pause()
         snapshot = self.read()
         while True:
-            changed = change(snapshot.state) if snapshot.state is not None else first
-            if changed is None or changed == snapshot.state:
-                return snapshot
+            before = snapshot.state
+            changed = change(before) if before is not None else first
+            if changed is None or changed == before:
+                return None
             snapshot, is_done = self.put(changed, snapshot.token)
             if is_done:
-                return snapshot
-            if self.clock() >= give_up_at:
+                return before
+            if time.monotonic() >= give_up_at:
                 raise RendezvousTimeoutError(
                     f"could not write the state of the run {self._run_id!r} within {format_seconds(timeout_s)}, "
                     "because other nodes kept changing it"
                 )
-            pause.after_lost_write(snapshot)
+            pause.sleep(snapshot)
 
     def _update(self, found: tuple[bytes, Any] | None) -> Snapshot:
-        self.reached_at = now = self.clock()
+        self.reached_at = now = time.monotonic()
         state = token = None
         if found is not None:
             blob, token = found
@@ -122,12 +117,9 @@ class Pause:
         seen = state and (state.round, state.complete, [(node.id, node.standing) for node in state.nodes])
         if seen != self._seen:
             self._seen, self._next_s = seen, _MIN_PAUSE_S
-        self._sleep(snapshot)
+        self.sleep(snapshot)
 
-    def after_lost_write(self, snapshot: Snapshot) -> None:
-        self._sleep(snapshot)
-
-    def _sleep(self, snapshot: Snapshot) -> None:
+    def sleep(self, snapshot: Snapshot) -> None:
         nodes = len(snapshot.state.nodes) if snapshot.state is not None else 0
         longest = min(_MAX_PAUSE_S, 0.05 + _PAUSE_PER_NODE_S * nodes)
         time.sleep(random.uniform(0.5, 1.0) * min(self._next_s, longest))  # noqa: S311 - spreads nodes, hides nothing
@@ -135,7 +127,7 @@ class Pause:
 
 
 class Heartbeat:
-    """A thread that sends this node's heartbeats and reads the state of the others, from ``start`` to ``stop``.
+    """A thread that sends this node's heartbeats and reads the state of the others, until ``stop``.
 
     Errors never vanish: the last one is kept in ``error`` until a heartbeat succeeds, and the owner raises it. The
     state is read at least once a second, so the owner can query it without waiting for the backend. Holds no reference
@@ -143,36 +135,31 @@ class Heartbeat:
     """
 
     def __init__(
-        self, holder: StateHolder, node_id: str, interval_s: float, timeout_s: float, recorder: EventRecorder
+        self, holder: StateHolder, node_id: str, settings: RendezvousSettings, recorder: EventRecorder
     ) -> None:
         self.error: BaseException | None = None
+        self.stop_requested = threading.Event()
         self._holder = holder
         self._node_id = node_id
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
+        self._interval_s = settings.keep_alive_interval.total_seconds()
+        self._timeout_s = settings.timeout.heartbeat.total_seconds()
         self._recorder = recorder
-        self._stop_requested = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rendezvous-heartbeat-{node_id[:8]}", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         """Stop. A thread that hangs in the backend is not waited for: it writes nothing any more."""
-        self.request_stop()
+        self.stop_requested.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(min(self._timeout_s, _MAX_STOP_S))
 
-    def request_stop(self) -> None:
-        self._stop_requested.set()
-
     def _run(self) -> None:
-        next_beat_at = self._holder.clock()
-        while not self._stop_requested.is_set():
+        next_beat_at = time.monotonic()
+        while not self.stop_requested.is_set():
             try:
-                if self._holder.clock() >= next_beat_at:
+                if time.monotonic() >= next_beat_at:
                     self._holder.change(self._beat, self._timeout_s)
-                    next_beat_at = self._holder.clock() + self._interval_s
+                    next_beat_at = time.monotonic() + self._interval_s
                     self._record("sent a heartbeat")
                 else:
                     self._holder.read()
@@ -181,15 +168,15 @@ class Heartbeat:
                 is_new = type(error) is not type(self.error)
                 self.error = error
                 if is_new:  # recorded once, not at every attempt
-                    self._record("could not send a heartbeat: {}", type(error).__name__, state="FAILED")
+                    self._record(f"could not send a heartbeat: {type(error).__name__}", state="FAILED")
             wait_s = random.uniform(0.5, 1.0) * min(_MAX_READ_INTERVAL_S, self._interval_s)  # noqa: S311 - spreads nodes
-            self._stop_requested.wait(
-                max(0.0, min(wait_s, next_beat_at - self._holder.clock())) if not self.error else wait_s
+            self.stop_requested.wait(
+                max(0.0, min(wait_s, next_beat_at - time.monotonic())) if not self.error else wait_s
             )
 
-    def _record(self, text: str, *values: object, state: str = "RUNNING") -> None:
-        if not self._stop_requested.is_set():
-            self._recorder.record(_WHERE, text, *values, state=state)
+    def _record(self, text: str, state: str = "RUNNING") -> None:
+        if not self.stop_requested.is_set():
+            self._recorder.record(_WHERE, text, state=state)
 
     def _beat(self, state: State) -> State | None:
-        return None if self._stop_requested.is_set() else decisions.with_heartbeat(state, self._node_id)
+        return None if self.stop_requested.is_set() else decisions.with_heartbeat(state, self._node_id)

@@ -94,42 +94,37 @@ def encode(state: State) -> bytes:
 
 def decode(blob: bytes, run_id: str) -> State:
     """Return the state. Raises RendezvousStateError if the bytes are not a state of this run."""
-    fault = _fault_of_size(blob)
-    if not fault:
-        try:
-            header = _header_decoder.decode(blob)
-            fault = _fault_of_header(header)
-            if not fault:
-                state = _state_decoder.decode(blob)
-                fault = _fault_of_state(state, run_id)
-                if not fault:
-                    return state
-        except DECODE_ERRORS as error:
-            fault = f"it cannot be read: {error}" if blob[:1] == b"{" else _guess(blob)
-    raise RendezvousStateError(
-        f"the stored rendezvous state of the run {run_id!r} is invalid: {fault}; use a run id that no other "
-        "program uses, or delete that state"
-    )
+    try:
+        found: State | str = _fault_of_document(blob) or _state_decoder.decode(blob)
+    except DECODE_ERRORS as error:
+        found = f"it cannot be read: {error}" if blob[:1] == b"{" else _guess(blob)
+    fault = found if isinstance(found, str) else _fault_of_state(found, run_id)
+    if isinstance(found, str) or fault:
+        raise RendezvousStateError(
+            f"the stored rendezvous state of the run {run_id!r} is invalid: {fault}; use a run id that no other "
+            "program uses, or delete that state"
+        )
+    return found
 
 
-def _fault_of_size(blob: bytes) -> str:
+def _fault_of_document(blob: bytes) -> str:
+    """Check size, format and version."""
     if not isinstance(blob, bytes):
         return f"it is a {type(blob).__name__} instead of bytes"
-    return f"it has {len(blob)} bytes, more than {MAX_BYTES}" if len(blob) > MAX_BYTES else ""
+    if len(blob) > MAX_BYTES:
+        return f"it has {len(blob)} bytes, more than {MAX_BYTES}"
+    header = _header_decoder.decode(blob)
+    if header.format != FORMAT:
+        return f"its format is {header.format[:_MAX_SHOWN]!r} instead of {FORMAT!r}"
+    if header.version != VERSION:
+        return f"its version is {header.version}; this release of tenax supports version {VERSION}"
+    return ""
 
 
 def _guess(blob: bytes) -> str:
     if blob[:1] == b"\x80":
         return "it is a pickle, written by an agent of TorchElastic, which cannot share a run with tenax"
     return f"it begins with {bytes(blob[:_MAX_SHOWN])!r}"
-
-
-def _fault_of_header(header: _Header) -> str:
-    if header.format != FORMAT:
-        return f"its format is {header.format[:_MAX_SHOWN]!r} instead of {FORMAT!r}"
-    if header.version != VERSION:
-        return f"its version is {header.version}; this release of tenax supports version {VERSION}"
-    return ""
 
 
 def _fault_of_state(state: State, run_id: str) -> str:
