@@ -19,17 +19,6 @@ from tenax._core.events import AnyEvent
 from tenax._core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, by_cause
 
 _encode = msgspec.json.Encoder().encode
-_ABOUT_CURRENT_GENERATION = (
-    messages.WorkersRunning,
-    messages.NodeProgress,
-    messages.NodeSucceeded,
-    messages.NodeStopped,
-    messages.FailureSeen,
-    messages.NodeDraining,
-    messages.NodeQuiet,
-    messages.NodeBusy,
-    messages.StacksTaken,
-)
 
 
 class InvariantBroken(AssertionError):
@@ -215,10 +204,9 @@ class InvariantChecker:
             if not self._is_wanted:
                 raise InvariantBroken("A11: StacksTaken, but stacks were not requested")
             self._is_wanted = False
-        if isinstance(message, _ABOUT_CURRENT_GENERATION):
-            generation = message.generation
-            if generation != self._started:
-                raise InvariantBroken(f"A3: {what} of generation {generation} while {self._started} was started last")
+        if isinstance(message, messages.GenerationMessage) and message.generation != self._started:
+            of = f"{what} of generation {message.generation}"
+            raise InvariantBroken(f"A3: {of} while {self._started} was started last")
 
     def _check_ladder(self, state: AgentState) -> None:
         if state.generation == self._generation and state.last.stop.rung < self._rung:
