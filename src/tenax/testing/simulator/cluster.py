@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -86,6 +85,8 @@ class Pausing:
 
 class Cluster:
     """A whole cluster."""
+
+    make_elected: type[AgentProcess] = ElectedAgent
 
     def __init__(self, setup: Setup, parts: Parts | None = None, *, record_history: bool = False) -> None:
         self.setup = setup
@@ -184,13 +185,10 @@ class Cluster:
         node.is_starting = False
         self.checks.on_disturbance()
         self._serial += 1
-        make_agent = self._make_elected if self.setup.has_etcd else partial(AgentProcess, self)
-        agent = node.agent = make_agent(host, node.plan, self._serial)
+        make_agent = self.make_elected if self.setup.has_etcd else AgentProcess
+        agent = node.agent = make_agent(self, host, node.plan, self._serial)
         self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
-
-    def _make_elected(self, host: Host, plan: NodePlan, serial: int) -> AgentProcess:
-        return ElectedAgent(self, host, plan, serial)
 
     def on_process_gone(self, agent: AgentProcess, *, crashed: bool) -> None:
         self.checks.on_disturbance()
