@@ -554,8 +554,7 @@ class CoordinatorMachine(Lifecycle):
     def _refuse_all(self, phase: Recovering, now: float) -> None:
         """Reject all nodes: the generation may be running, with its coordinator, in another part of the network."""
         state, settings = self.state, self.state.settings
-        phase.period_s = settings.join_timeout_s
-        phase.deadlines[RunDeadline.RECOVER] = now + phase.period_s
+        self._recover_within(phase, settings.join_timeout_s, now)
         reason = (
             f"generation {state.generation} of run {settings.run_id!r} may still be running on "
             f"{some_of(list(phase.awaited.values()))}, not connected for {format_seconds(settings.join_timeout_s)}; "

@@ -39,6 +39,7 @@ from tenax._core.model import (
     truncate_failures,
     truncate_stacks,
 )
+from tenax._core.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def _part_of(last: Generation, rank: int) -> Member | None:
 
 
 def _waited(victims: int, timed_out: int) -> str:
-    who = "1 rank" if victims == 1 else f"{victims} ranks"
+    who = counted(victims, "rank")
     if timed_out == victims:
         return f"{who} timed out waiting for it"
     return f"{who} lost the connection to it" if not timed_out else f"{who} timed out or lost the connection to it"

@@ -57,8 +57,8 @@ from tenax._core.run_state import (
     RunSettings,
     Send,
 )
-from tenax._core.run_text import describe_lost, describe_waiting, nodes_text
-from tenax._core.text import format_seconds, some_of
+from tenax._core.run_text import describe_lost, describe_waiting
+from tenax._core.text import counted, format_seconds, some_of
 
 CUT_OFF = "it was cut off and stopped its workers"
 SUPERSEDED = "its agent was started again"
@@ -228,7 +228,7 @@ class Lifecycle:
             return
         self._end_run(
             Outcome.BROKEN,
-            f"only {len(state.ready)} of at least {nodes_text(settings.min_nodes)} joined within "
+            f"only {len(state.ready)} of at least {counted(settings.min_nodes, 'node')} joined within "
             f"{format_seconds(settings.join_timeout_s)}{describe_lost(state)}; start the missing nodes, or allow "
             "more time with --rdzv-conf join_timeout=SECONDS",
             now,
