@@ -26,8 +26,7 @@ from tenax._core.link.client import LinkPhase
 from tenax._core.link.server import SendFrame
 from tenax._core.messages import NodeLeft
 from tenax.testing.etcd_model import EtcdModel
-from tenax.testing.simulator.broken import PropertyBroken
-from tenax.testing.simulator.checks import Checks
+from tenax.testing.simulator.checks import Checks, PropertyBroken
 from tenax.testing.simulator.cluster import Cluster, Parts
 from tenax.testing.simulator.elected import ElectedAgent
 

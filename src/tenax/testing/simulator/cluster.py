@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,12 +22,10 @@ from tenax._core.link.server import LinkServer
 from tenax._core.link.wire import NONCE_BYTES
 from tenax._core.policy import BudgetPolicy, Restart, Wait
 from tenax.testing.simulator.agent import AgentProcess
-from tenax.testing.simulator.broken import PropertyBroken
-from tenax.testing.simulator.checks import Checks
+from tenax.testing.simulator.checks import Checks, PropertyBroken
 from tenax.testing.simulator.elected import ElectedAgent
 from tenax.testing.simulator.etcd import EtcdProcess
 from tenax.testing.simulator.faults import Faults
-from tenax.testing.simulator.history import History
 from tenax.testing.simulator.liveness import Liveness
 from tenax.testing.simulator.network import Host, Network
 from tenax.testing.simulator.scheduler import Scheduler
@@ -93,7 +92,7 @@ class Cluster:
         self.behaviour = setup.behaviour
         self.parts = parts or Parts()
         self.schedule = Scheduler()
-        self.history = History(self.schedule) if record_history else None
+        self.history: list[str] | None = [] if record_history else None  # lines: time, process, event, decision
         self.rng = random.Random(f"history {setup.seed}")  # noqa: S311 - a simulation must repeat itself
         self.survivor_rng = random.Random(f"survivors {setup.seed}")  # noqa: S311 - as above, and apart from the others
         self.counts: Counter[str] = Counter()
@@ -107,24 +106,19 @@ class Cluster:
         self.nodes = [Node(plan) for plan in setup.nodes]
         self.faults = Faults(self)
         self.liveness = Liveness(self)
-        self._serial = 0
-        self._pid = 1000
-        self._port = 20000
-        self._nonce = 0
+        self.started = 0  # number of agents so far
+        self.new_pid = count(1001).__next__
+        self.new_port = count(20001).__next__
+        self._new_number = count(1).__next__
+
+    def note(self, process: str, text: str) -> None:
+        if self.history is not None:
+            self.history.append(f"{self.schedule.now:11.4f}  {process:12}  {text}\n")
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
-    def new_pid(self) -> int:
-        self._pid += 1
-        return self._pid
-
-    def new_port(self) -> int:
-        self._port += 1
-        return self._port
-
     def new_nonce(self) -> bytes:
-        self._nonce += 1
-        return self._nonce.to_bytes(NONCE_BYTES, "big")
+        return self._new_number().to_bytes(NONCE_BYTES, "big")
 
     def new_lease_id(self) -> int:
         return 2 * self.new_port()
@@ -132,10 +126,6 @@ class Cluster:
     def draw_success(self) -> float:
         """Draw when the workers of a generation formed now will succeed."""
         return self.schedule.now + self.behaviour.generation_s * (0.5 + self.rng.random())
-
-    @property
-    def max_nodes_seen(self) -> int:
-        return self._serial
 
     @property
     def max_workers(self) -> int:
@@ -184,9 +174,9 @@ class Cluster:
             return
         node.is_starting = False
         self.checks.on_disturbance()
-        self._serial += 1
+        self.started += 1
         make_agent = self.make_elected if self.setup.has_etcd else AgentProcess
-        agent = node.agent = make_agent(self, host, node.plan, self._serial)
+        agent = node.agent = make_agent(self, host, node.plan, self.started)
         self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
 
@@ -230,8 +220,7 @@ def simulate(setup: Setup, parts: Parts | None = None, *, record_history: bool =
     except AssertionError as error:
         broken = str(error)
         name = error.name if isinstance(error, PropertyBroken) else broken.partition(":")[0]
-        if cluster.history is not None:
-            cluster.history.note("BROKEN", broken)
+        cluster.note("BROKEN", broken)
     counts = cluster.counts
     counts["events"] = cluster.schedule.count
     counts["generations"] = len(cluster.checks.formations)
@@ -240,7 +229,7 @@ def simulate(setup: Setup, parts: Parts | None = None, *, record_history: bool =
         setup=setup,
         broken=broken,
         property=name,
-        history=str(cluster.history or ""),
+        history="".join(cluster.history or ()),
         counts=dict(counts),
         seconds=cluster.schedule.now,
     )

@@ -70,9 +70,7 @@ class Faults:
             self.inject(fault)
 
     def inject(self, fault: Fault) -> None:
-        if self.cluster.history is not None:
-            fields = f"a={fault.a} b={fault.b} for {fault.seconds:.3f} s"
-            self.cluster.history.note("FAULT", f"{fault.kind} {fields}")
+        self.cluster.note("FAULT", f"{fault.kind} a={fault.a} b={fault.b} for {fault.seconds:.3f} s")
         self.cluster.counts[f"fault {fault.kind}"] += 1
         if fault.kind not in ("fail", "notice"):
             self.cluster.checks.on_disturbance()
@@ -215,7 +213,7 @@ class Faults:
         host.clearing.clear()
         host.listeners.clear()
         if self._has_marker(host):
-            self.cluster.checks.on_memory_lost()
+            self.cluster.checks.has_lost_memory = True
         for node in self.cluster.nodes:
             if node.plan.host == host.index and node.agent is not None and node.agent.is_alive:
                 node.agent.vanish()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from tenax._core.agent import SIGINT, SIGTERM, Phase
 from tenax._core.coordinator import CancelRequested, Over, Running
 from tenax._core.model import WorkerPhase
-from tenax.testing.simulator.broken import PropertyBroken
+from tenax.testing.simulator.checks import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
 if TYPE_CHECKING:
@@ -109,8 +109,7 @@ class Liveness:
         return self._stopping_s if self.cluster.setup.behaviour.opts_in else 0.0
 
     def _note(self, text: str) -> None:
-        if self.cluster.history is not None:
-            self.cluster.history.note("CALM", text)
+        self.cluster.note("CALM", text)
 
     def _expect(self, *stages: _Stage) -> None:
         self._stages = stages

@@ -101,8 +101,7 @@ class Server:
         return self.machine.state
 
     def _note(self, text: str) -> None:
-        if self.cluster.history is not None:
-            self.cluster.history.note(f"{self.agent.host.name}/coord", text)
+        self.cluster.note(f"{self.agent.host.name}/coord", text)
 
     # --- the coordinator machine --------------------------------------------------------------------------------------
 
