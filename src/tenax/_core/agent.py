@@ -235,10 +235,7 @@ class AgentMachine(WorkersStop):
             if not is_stopping and any(worker.hold is not None for worker in state.workers.values()):
                 self._send(ready_message(state))  # the held workers have exited since it was sent
         elif state.phase is Phase.DONE:
-            if state.leave is not None:  # it stayed only to receive the verdict
-                self._leave(state.leave)
-            else:
-                self._join()
+            self._proceed()
 
     def _decide(self, decided: Decided, now: float) -> None:
         state, verdict = self.state, decided.verdict
@@ -530,15 +527,10 @@ class AgentMachine(WorkersStop):
         state = self.state
         self._enter(Phase.DONE)
         self._send(messages.NodeSucceeded(state.generation))
-        if state.decided is not None:
-            self._end_as_decided(state.decided)
-        elif state.leave is not None and (state.last.has_ended or not self._is_alone()):
-            self._leave(state.leave)  # a node that is alone waits: its success ends the run, and the verdict follows
-        elif state.last.has_ended:
-            self._join()
-
-    def _is_alone(self) -> bool:
-        return self.state.assignment is not None and self.state.assignment.group_world_size == 1
+        # A node that is alone stays: its success ends the run, and the verdict follows.
+        is_alone = state.assignment is not None and state.assignment.group_world_size == 1
+        if state.decided is not None or state.last.has_ended or (state.leave is not None and not is_alone):
+            self._proceed()
 
     def _continue_if_stopped(self, now: float) -> None:
         state = self.state
@@ -551,8 +543,12 @@ class AgentMachine(WorkersStop):
             self._report_stopped(now)
 
     def _report_stopped(self, now: float) -> None:
+        self._send(stopped_message(self.state, now))
+        self._proceed()
+
+    def _proceed(self) -> None:
+        """End, leave, or join the next generation."""
         state = self.state
-        self._send(stopped_message(state, now))
         if state.decided is not None:
             self._end_as_decided(state.decided)
         elif state.leave is not None:

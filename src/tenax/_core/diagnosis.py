@@ -24,6 +24,7 @@ import re
 import msgspec
 
 from tenax._core.model import (
+    AWAITED,
     DEADLOCK,
     EXITED_EARLY,
     NEVER_JOINED,
@@ -110,7 +111,7 @@ def truncated(diagnosis: Diagnosis) -> Diagnosis:
 
 def describe_first_cause(first: Failure) -> str:
     """Return one short sentence: which worker, and whether it failed or the others waited for it."""
-    what = first.reason if first.evidence.cause in (STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY) else "failed"
+    what = first.reason if first.evidence.cause in AWAITED else "failed"
     return f"rank {first.global_rank}{f' on {first.host}' if first.host else ''} {what}"
 
 

@@ -101,7 +101,7 @@ class AgentProcess(Process):
         return self.machine.state
 
     def _note(self, text: str) -> None:
-        self.cluster.note(self.label, text)
+        self.cluster.history.note(self.label, text)
 
     # --- the agent machine --------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class AgentProcess(Process):
         if is_checked:
             self._checker.expect(self.state, event)
         commands = self.machine.step(event, max(self.clock(), at))
-        if self.cluster.history is not None:
+        if self.cluster.history.is_recorded:
             answers = "; ".join(describe(command) for command in commands) or "-"
             self._note(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
         if is_checked:

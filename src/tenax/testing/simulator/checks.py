@@ -55,10 +55,9 @@ _MAX_STOPPED = 10_000
 
 
 class PropertyBroken(AssertionError):
-    """A property does not hold: a bug in tenax, or in the simulator's models."""
+    """A property does not hold. Carries its number in the reliability plan and what was observed."""
 
     def __init__(self, name: str, what: str) -> None:
-        """``name``: its number in the reliability plan. ``what`` was observed."""
         super().__init__(f"{name}: {what}")
         self.name = name
 
@@ -430,9 +429,9 @@ class Checks:
         state, last, max_nodes = server.state, server.state.last, self.cluster.setup.max_nodes
         nodes = len(state.nodes)
         # Members of two generations with the same number cannot be distinguished.
-        members = self.cluster.started if self._may_meet_earlier_nodes else max_nodes
+        members = self.cluster.max_nodes_seen if self._may_meet_earlier_nodes else max_nodes
         sizes = {
-            "nodes": (nodes, self.cluster.started),
+            "nodes": (nodes, self.cluster.max_nodes_seen),
             "ready": (len(state.ready), nodes),
             "members": (len(last.members), members),
             "done": (len(last.done), max_nodes),

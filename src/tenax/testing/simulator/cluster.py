@@ -26,6 +26,7 @@ from tenax.testing.simulator.checks import Checks, PropertyBroken
 from tenax.testing.simulator.elected import ElectedAgent
 from tenax.testing.simulator.etcd import EtcdProcess
 from tenax.testing.simulator.faults import Faults
+from tenax.testing.simulator.history import History
 from tenax.testing.simulator.liveness import Liveness
 from tenax.testing.simulator.network import Host, Network
 from tenax.testing.simulator.scheduler import Scheduler
@@ -92,7 +93,7 @@ class Cluster:
         self.behaviour = setup.behaviour
         self.parts = parts or Parts()
         self.schedule = Scheduler()
-        self.history: list[str] | None = [] if record_history else None  # lines: time, process, event, decision
+        self.history = History(self.schedule, is_recorded=record_history)
         self.rng = random.Random(f"history {setup.seed}")  # noqa: S311 - a simulation must repeat itself
         self.survivor_rng = random.Random(f"survivors {setup.seed}")  # noqa: S311 - as above, and apart from the others
         self.counts: Counter[str] = Counter()
@@ -106,19 +107,19 @@ class Cluster:
         self.nodes = [Node(plan) for plan in setup.nodes]
         self.faults = Faults(self)
         self.liveness = Liveness(self)
-        self.started = 0  # number of agents so far
-        self.new_pid = count(1001).__next__
-        self.new_port = count(20001).__next__
-        self._new_number = count(1).__next__
-
-    def note(self, process: str, text: str) -> None:
-        if self.history is not None:
-            self.history.append(f"{self.schedule.now:11.4f}  {process:12}  {text}\n")
+        self._serial = 0
+        self._pids, self._ports, self._nonces = count(1001), count(20001), count(1)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
+    def new_pid(self) -> int:
+        return next(self._pids)
+
+    def new_port(self) -> int:
+        return next(self._ports)
+
     def new_nonce(self) -> bytes:
-        return self._new_number().to_bytes(NONCE_BYTES, "big")
+        return next(self._nonces).to_bytes(NONCE_BYTES, "big")
 
     def new_lease_id(self) -> int:
         return 2 * self.new_port()
@@ -126,6 +127,10 @@ class Cluster:
     def draw_success(self) -> float:
         """Draw when the workers of a generation formed now will succeed."""
         return self.schedule.now + self.behaviour.generation_s * (0.5 + self.rng.random())
+
+    @property
+    def max_nodes_seen(self) -> int:
+        return self._serial
 
     @property
     def max_workers(self) -> int:
@@ -174,9 +179,9 @@ class Cluster:
             return
         node.is_starting = False
         self.checks.on_disturbance()
-        self.started += 1
+        self._serial += 1
         make_agent = self.make_elected if self.setup.has_etcd else AgentProcess
-        agent = node.agent = make_agent(self, host, node.plan, self.started)
+        agent = node.agent = make_agent(self, host, node.plan, self._serial)
         self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
 
@@ -220,7 +225,7 @@ def simulate(setup: Setup, parts: Parts | None = None, *, record_history: bool =
     except AssertionError as error:
         broken = str(error)
         name = error.name if isinstance(error, PropertyBroken) else broken.partition(":")[0]
-        cluster.note("BROKEN", broken)
+        cluster.history.note("BROKEN", broken)
     counts = cluster.counts
     counts["events"] = cluster.schedule.count
     counts["generations"] = len(cluster.checks.formations)
@@ -229,7 +234,7 @@ def simulate(setup: Setup, parts: Parts | None = None, *, record_history: bool =
         setup=setup,
         broken=broken,
         property=name,
-        history="".join(cluster.history or ()),
+        history="".join(cluster.history.lines),
         counts=dict(counts),
         seconds=cluster.schedule.now,
     )

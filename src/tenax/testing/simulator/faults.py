@@ -70,7 +70,7 @@ class Faults:
             self.inject(fault)
 
     def inject(self, fault: Fault) -> None:
-        self.cluster.note("FAULT", f"{fault.kind} a={fault.a} b={fault.b} for {fault.seconds:.3f} s")
+        self.cluster.history.note("FAULT", f"{fault.kind} a={fault.a} b={fault.b} for {fault.seconds:.3f} s")
         self.cluster.counts[f"fault {fault.kind}"] += 1
         if fault.kind not in ("fail", "notice"):
             self.cluster.checks.on_disturbance()

@@ -1,14 +1,34 @@
-"""Describes events, commands and messages in the lines of a history. The same seed gives the same text."""
+"""The history of a simulation as lines: time, process, event, decision.
+
+The same seed gives the same text, byte for byte.
+"""
 
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tenax._core.coordinator import Received
 from tenax._core.messages import NodeInfo
 from tenax._core.model import Assignment, Evidence, Failure, Verdict
+
+if TYPE_CHECKING:
+    from tenax.testing.simulator.scheduler import Scheduler
+
+
+class History:
+    """Collects lines, if it is recorded."""
+
+    def __init__(self, schedule: Scheduler, *, is_recorded: bool) -> None:
+        self._schedule = schedule
+        self.is_recorded = is_recorded
+        self.lines: list[str] = []
+
+    def note(self, process: str, text: str) -> None:
+        if self.is_recorded:
+            self.lines.append(f"{self._schedule.now:11.4f}  {process:12}  {text}\n")
 
 
 def describe(what: object) -> str:

@@ -109,7 +109,7 @@ class Liveness:
         return self._stopping_s if self.cluster.setup.behaviour.opts_in else 0.0
 
     def _note(self, text: str) -> None:
-        self.cluster.note("CALM", text)
+        self.cluster.history.note("CALM", text)
 
     def _expect(self, *stages: _Stage) -> None:
         self._stages = stages
