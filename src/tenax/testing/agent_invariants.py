@@ -37,7 +37,7 @@ def check_text(message: object) -> None:
 
 
 class InvariantChecker:
-    """Checks one run. Call ``check`` after every step."""
+    """Checks one run. Call ``expect`` before and ``check`` after every step."""
 
     def __init__(self, state: AgentState) -> None:
         self._started = state.generation  # the last generation whose workers were started
@@ -55,12 +55,11 @@ class InvariantChecker:
         self._is_wanted = state.last.hang.request is not None  # the coordinator has requested stacks
         self._is_quiet = state.last.hang.quiet is not None  # as last sent
         self._is_hang_reported = state.last.hang.is_reported
-        self._is_written_before = False
+        self._written = b""
         self._remember(state)
 
     def expect(self, state: AgentState, event: AnyEvent) -> None:
-        """Call this before each step to avoid encoding the state after every step."""
-        self._is_written_before = True
+        """Remember the state if the event must not change it."""
         self._written = _encode(state) if self._ended or self._is_of_another_generation(event) else b""
 
     def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
@@ -115,8 +114,6 @@ class InvariantChecker:
         self._generation = state.generation
         self._rung = state.last.stop.rung
         self._ended = state.phase is Phase.ENDED
-        if not self._is_written_before:
-            self._written = _encode(state)
 
     def _is_of_another_generation(self, event: AnyEvent) -> bool:
         generation = getattr(event, "generation", self._generation)

@@ -139,6 +139,7 @@ class _RunTranscript(Transcript):
 
     def _step(self, event: AnyCoordinatorEvent) -> list[Send]:
         machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self.state)))
+        self._checker.expect(machine.state, event)
         step = machine.step(event, self.now)
         self.state = machine.state
         self._checker.check(machine.state, event, step, self.now)

@@ -234,6 +234,7 @@ class _AgentTranscript(Transcript):
         self._checker = InvariantChecker(self.state)
 
     def step(self, event: AnyEvent) -> Iterator[str]:
+        self._checker.expect(self.state, event)
         issued = self._machine.step(event, self.now)
         self._checker.check(self.state, event, issued)
         for command in issued:
