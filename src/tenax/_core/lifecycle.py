@@ -279,10 +279,13 @@ class Lifecycle:
         for failure in failures:
             last.add_failure(msgspec.structs.replace(failure.shifted(by_s), host=record.info.where))
         if isinstance(self.state.phase, Running) and last.failures:
-            from tenax._core.diagnosis import describe_first_cause
+            self._end_by_failure(now)
 
-            first = min(last.failures.values(), key=by_cause)
-            self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
+    def _end_by_failure(self, now: float) -> None:
+        from tenax._core.diagnosis import describe_first_cause
+
+        first = min(self.state.last.failures.values(), key=by_cause)
+        self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         phase, last, node_id = self.state.phase, self.state.last, record.info.node_id
@@ -423,9 +426,7 @@ class Lifecycle:
             case Running():
                 self._end_generation(EndCause.REQUEST, f"an operator restarted the run: {why}", now, stops=True)
             case Paused():
-                self.state.last.keeps_survivors = False
-                for node_id in self._holding():
-                    self._stop_held(self.state.nodes[node_id], now)
+                self._stop_survivors(now)
                 self._gather(self.state.next_why, now)
             case Gathering() | Ending() | Recovering() | Over():
                 pass
@@ -449,9 +450,8 @@ class Lifecycle:
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = {each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work}
         self._send(self._ended_event(state.generation, ending), *sorted(members))
-        if not state.last.keeps_survivors:
-            for node_id in self._holding():  # of an earlier generation: they wait for the next one
-                self._stop_held(state.nodes[node_id], now)
+        if stops:
+            self._stop_survivors(now)  # also those of an earlier generation, which wait for the next one
         ending.unstopped = members | self._stale()
         self._after_generation_if_stopped(now)
 
@@ -478,16 +478,18 @@ class Lifecycle:
     def _holding(self) -> list[str]:
         return [node_id for node_id in self.state.ready if self.state.nodes[node_id].offer.held]
 
-    def _stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
+    def _must_stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
         """Stop the held workers if the policy does not keep them; return whether they must be awaited."""
-        state = self.state
-        holding = self._holding()
-        if getattr(decision, "keeps_survivors", True) or not holding:
+        if getattr(decision, "keeps_survivors", True) or not self._holding():
             return False
-        ending.decision, ending.is_decided, state.last.keeps_survivors = decision, True, False
-        for node_id in holding:
-            self._stop_held(state.nodes[node_id], now)
+        ending.decision, ending.is_decided = decision, True
+        self._stop_survivors(now)
         return True
+
+    def _stop_survivors(self, now: float) -> None:
+        self.state.last.keeps_survivors = False
+        for node_id in self._holding():
+            self._stop_held(self.state.nodes[node_id], now)
 
     def _stop_held(self, record: NodeRecord, now: float) -> None:
         """Stop the workers that this node holds. It is ready when they have exited."""
@@ -556,7 +558,7 @@ class Lifecycle:
         if decision is None or (not ending.is_decided and (last.lost or last.drained)):
             failures = last.diagnosis.failures if last.diagnosis is not None else ()
             decision = self._ask_policy(change, self._history(ending.at - last.formed_at, failures))
-        if self._stop_survivors(ending, decision, now):
+        if self._must_stop_survivors(ending, decision, now):
             return
         match decision:
             case GiveUp(why):
@@ -579,7 +581,7 @@ class Lifecycle:
         decision = ending.decision if ending.is_decided else None
         if decision is None:
             decision = self._ask_policy(first, self._history(first.lived_s, failures))
-        if self._stop_survivors(ending, decision, now):
+        if self._must_stop_survivors(ending, decision, now):
             return
         if isinstance(decision, Restart | Wait):
             self.state.earlier = [*self.state.earlier[-MAX_EARLIER + 1 :], first.brief()]
