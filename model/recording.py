@@ -26,14 +26,12 @@ from tenax._core.link.client import LinkPhase
 from tenax._core.link.server import SendFrame
 from tenax._core.messages import NodeLeft
 from tenax.testing.etcd_model import EtcdModel
-from tenax.testing.simulator.broken import PropertyBroken
-from tenax.testing.simulator.checks import Checks
+from tenax.testing.simulator.checks import Checks, PropertyBroken
 from tenax.testing.simulator.cluster import Cluster, Parts
 from tenax.testing.simulator.elected import ElectedAgent
 
 if TYPE_CHECKING:
-    from tenax.testing.simulator.network import Host
-    from tenax.testing.simulator.setup import NodePlan, Setup
+    from tenax.testing.simulator.setup import Setup
     from tenax.testing.simulator.workers import Worker
 
 UNIT_S = 0.0001
@@ -177,11 +175,6 @@ def _extended(mixin: type, base: Any, recorder: Recorder) -> Any:
     return type(f"Recorded{base.__name__}", (mixin, base), {"recorder": recorder})
 
 
-class _Cluster(Cluster):
-    def _make_elected(self, host: Host, plan: NodePlan, serial: int) -> ElectedAgent:
-        return _Agent(self, host, plan, serial)
-
-
 class _Agent(ElectedAgent):
     @property
     def recorder(self) -> Recorder:
@@ -204,6 +197,10 @@ class _Agent(ElectedAgent):
     def vanish(self) -> None:
         super().vanish()
         self.recorder.note("die", self.info.node_id)
+
+
+class _Cluster(Cluster):
+    make_elected = _Agent
 
 
 class _Checks(Checks):

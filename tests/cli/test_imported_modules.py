@@ -24,7 +24,7 @@ tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options tenax.cli.r
 tenax.cli.host_checks tenax._core tenax._core.agent tenax._core.bounds tenax._core.agent_hangs tenax._core.agent_state
 tenax._core.agent_stop
 tenax._core.commands tenax._engines tenax._io tenax._core.coordinator tenax._core.environment tenax._core.events
-tenax._core.ledger tenax._core.messages tenax._core.model tenax._core.lifecycle tenax._core.names tenax._core.policy
+tenax._core.ledger tenax._core.messages tenax._core.model tenax._core.lifecycle tenax._core.policy
 tenax._core.ranks tenax._core.record tenax._core.run_state tenax._core.run_text tenax._core.text tenax._failures
 tenax._failures.hook tenax._failures.out_of_memory tenax._view tenax._view.exit_text
 tenax._io.helper_process tenax._io.listen

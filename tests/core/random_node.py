@@ -209,6 +209,7 @@ class RandomNode:
         phase, generation = self.machine.state.phase, self.machine.state.generation
         if isinstance(event, events.RunEnded) and self._ended is None and self.machine.state.decided is None:
             self._ended = event.verdict
+        self._checker.expect(self.machine.state, event)
         commands = self.machine.step(event, self._now)
         self.steps.append((event, self._now, commands))
         self._checker.check(self.machine.state, event, commands)

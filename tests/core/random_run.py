@@ -232,6 +232,7 @@ class RandomRun:
     def _step(self, event: AnyCoordinatorEvent) -> None:
         if self._rng.random() < 0.1:
             self._round_trip_state()
+        self._checker.expect(self.machine.state, event)
         step = self.machine.step(event, self._now)
         self.steps.append((event, self._now, step.sends))
         state = self.machine.state

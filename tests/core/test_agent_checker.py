@@ -12,6 +12,7 @@ import pytest
 from tenax._core import commands as command_types
 from tenax._core import events, messages
 from tenax._core.agent import SIGTERM, AgentMachine, Phase, Rung
+from tenax._core.agent_state import Decided
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import Outcome, Stopped, Verdict
@@ -140,8 +141,8 @@ class ReportsTheLastCauseFirst(AgentMachine):
 class IgnoresFaults(AgentMachine):
     """Ignores faults of workers that exited with code 0."""
 
-    def _on_worker_ended(self, exited, now: float) -> None:
-        super()._on_worker_ended(msgspec.structs.replace(exited, fault=""), now)
+    def _on_worker_ended(self, worker, exited, now: float) -> None:
+        super()._on_worker_ended(worker, msgspec.structs.replace(exited, fault=""), now)
 
 
 class SucceedsWhenAllHaveEnded(AgentMachine):
@@ -178,8 +179,8 @@ class KeepsADeadline(AgentMachine):
 class ClearsAfterKilling(AgentMachine):
     """Issues ClearNode after KillNode."""
 
-    def _on_worker_ended(self, exited, now: float) -> None:
-        super()._on_worker_ended(exited, now)
+    def _on_worker_ended(self, worker, exited, now: float) -> None:
+        super()._on_worker_ended(worker, exited, now)
         if (
             self.state.phase is Phase.STOPPING
             and self.state.last.stop.rung is Rung.KILLED
@@ -253,9 +254,9 @@ class GivesGraceWhenLate(AgentMachine):
 class ContinuesAnEndedRun(AgentMachine):
     """Ignores RunEnded while workers run."""
 
-    def _on_run_ended(self, verdict: Verdict, now: float) -> None:
+    def _decide(self, decided: Decided, now: float) -> None:
         if self.state.phase is not Phase.RUNNING:
-            super()._on_run_ended(verdict, now)
+            super()._decide(decided, now)
 
 
 class GivesGraceWhenFenced(AgentMachine):
@@ -269,8 +270,8 @@ class GivesGraceWhenFenced(AgentMachine):
 class ReplacesTheVerdict(AgentMachine):
     """Replaces the coordinator's verdict by success."""
 
-    def _on_run_ended(self, verdict: Verdict, now: float) -> None:
-        super()._on_run_ended(Verdict(Outcome.SUCCEEDED, "all workers succeeded"), now)
+    def _decide(self, decided: Decided, now: float) -> None:
+        super()._decide(Decided(Verdict(Outcome.SUCCEEDED, "all workers succeeded")), now)
 
 
 class DoesNotWaitForTheVerdict(AgentMachine):
@@ -314,8 +315,8 @@ class DumpsOnlyTheOverdueWorker(AgentMachine):
 class ForgetsTheOverdueDeadline(AgentMachine):
     """Requests the stacks and does not end the worker."""
 
-    def _on_scope_expired(self, event, now: float) -> None:
-        super()._on_scope_expired(event, now)
+    def _on_scope_expired(self, worker, event, now: float) -> None:
+        super()._on_scope_expired(worker, event, now)
         for worker in self.state.workers.values():
             if worker.overdue is not None:
                 worker.overdue.until = None
@@ -405,12 +406,12 @@ def test_an_early_or_missing_verdict_is_detected() -> None:
     """A4: no verdict before the end, and no end without a verdict."""
 
     class VerdictTooEarly(AgentMachine):
-        def _on_worker_started(self, local_rank: int, pid: int) -> None:
+        def _on_worker_started(self, *details) -> None:
             self._end(self._own_verdict(Outcome.BROKEN, "too early"))
             self.state.phase = Phase.RUNNING
 
     class EndWithoutVerdict(AgentMachine):
-        def _on_refused(self, why: str, now: float) -> None:
+        def _decide(self, decided: Decided, now: float) -> None:
             self.state.phase = Phase.ENDED
 
         def _handle(self, event: AnyEvent, now: float) -> None:

@@ -178,6 +178,7 @@ def test_every_event_is_handled_in_every_situation(situation: str) -> None:
         for now in (1.0, 1e6):
             machine = reach(situation)
             checker = InvariantChecker(machine.state)
+            checker.expect(machine.state, event)
             commands = machine.step(event, now)
             assert all(isinstance(command, AnyCommand) for command in commands)
             checker.check(machine.state, event, commands)

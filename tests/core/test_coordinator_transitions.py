@@ -176,6 +176,7 @@ def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
     machine = machine_for(name)
     checker = RunChecker(SETTINGS)
     for event in history:
+        checker.expect(machine.state, event)
         checker.check(machine.state, event, machine.step(event, 8.0), 8.0)
     assert type(machine.state.phase) is phase
     return machine, checker
@@ -190,6 +191,7 @@ def test_every_event_is_handled_in_every_situation(situation: str) -> None:
         for now in (8.0, 1e6):
             machine = machine_for(situation, msgspec.json.decode(state, type=CoordinatorState))
             checker = deepcopy(before)
+            checker.expect(machine.state, event)
             step = machine.step(event, now)
             assert all(isinstance(send, Send) for send in step.sends)
             checker.check(machine.state, event, step, now)

@@ -204,6 +204,7 @@ def test_the_coordinators_ledger_keeps_at_most_a_hundred_generations() -> None:
     now = 0.0
 
     def step(event: run.AnyCoordinatorEvent, at: float) -> None:
+        checker.expect(machine.state, event)
         checker.check(machine.state, event, machine.step(event, at), at)
 
     step(run.Opened(), now)
@@ -415,6 +416,7 @@ def test_a_successor_continues_the_recorded_sums() -> None:
     successor, checker = CoordinatorMachine(RunSettings("run", max_restarts=3)), RunChecker(RunSettings("run"))
     opened = run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0)
     for at, event in [(7000.0, opened), (7003.0, run.Received("a", work(2))), (7003.0, run.Received("a", RUNNING))]:
+        checker.expect(successor.state, event)
         checker.check(successor.state, event, successor.step(event, at), at)
     assert isinstance(successor.state.phase, run.Running)
     assert successor.state.requests == 1

@@ -158,6 +158,7 @@ def test_invariants_hold_for_any_events_in_any_order(events_and_delays, workers,
     now = 0.0
     for event, later in [*opening, *events_and_delays]:
         now += later
+        checker.expect(machine.state, event)
         checker.check(machine.state, event, machine.step(event, now))
 
 

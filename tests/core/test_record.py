@@ -38,6 +38,7 @@ class Successor:
         )
 
     def step(self, event: run.AnyCoordinatorEvent, now: float = 0.0) -> None:
+        self._checker.expect(self.machine.state, event)
         step = self.machine.step(event, now)
         self._checker.check(self.machine.state, event, step, now)
         self.sent = [(send.to, send.event) for send in step.sends]

@@ -132,31 +132,23 @@ class AgentMachine(WorkersStop):
             case events.GenerationEnded():
                 self._on_generation_ended(event, now)
             case events.RunEnded(verdict, sent_at):
-                self._on_run_ended(verdict.shifted(now - sent_at), now)
+                self._decide(Decided(verdict.shifted(now - sent_at)), now)
             case events.JoinRefused(reason):
-                self._on_refused(reason, now)
+                self._decide(Decided(self._own_verdict(Outcome.BROKEN, reason), is_refused=True), now)
             case events.Fenced(_, why):
                 self._on_fenced(why, now)
             case events.LeaveNoticed(_, host, why, in_s):
                 self._forward_notice(host, why, in_s)
             case events.NoticeReceived(why, in_s):
-                self._on_notice(why, in_s)
+                self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
+                self._forward_notice("", why, in_s)
             case events.LeaveRequested(why):
                 self._on_leave_requested(Leave(SIGTERM, why), None, now)
             case events.ProgressSeen():
                 self._forward_progress(event, now)
-            case events.WorkerStarted(_, local_rank, pid):
-                self._on_worker_started(local_rank, pid)
-            case events.WorkerExited() | events.WorkerStartFailed():
-                self._on_worker_ended(_as_exit(event), now)
-            case events.WorkerOptedIn() | events.WorkerOptedOut() | events.WorkerHeld():
-                self._handle_survivor_event(event, now)
-            case events.FailureExamined() | events.WorkerRaised() | events.LastLinesRead():
-                self._handle_evidence(event, now)
-            case events.ScopeExpired():
-                self._on_scope_expired(event, now)
-            case events.StacksRefused(_, local_rank, why):
-                self._on_stacks_refused(local_rank, why, now)
+            case events.WorkerEvent(_, local_rank):
+                if (worker := self.state.workers.get(local_rank)) is not None:
+                    self._handle_worker_event(worker, event, now)
             case events.NodeCleared(_, held, number):
                 if number in (0, self.state.last.clears):  # else the reply to an earlier command
                     self._on_node_cleared(held, now)
@@ -243,16 +235,7 @@ class AgentMachine(WorkersStop):
             if not is_stopping and any(worker.hold is not None for worker in state.workers.values()):
                 self._send(ready_message(state))  # the held workers have exited since it was sent
         elif state.phase is Phase.DONE:
-            if state.leave is not None:  # it stayed only to receive the verdict
-                self._leave(state.leave)
-            else:
-                self._join()
-
-    def _on_refused(self, why: str, now: float) -> None:
-        self._decide(Decided(self._own_verdict(Outcome.BROKEN, why), is_refused=True), now)
-
-    def _on_run_ended(self, verdict: Verdict, now: float) -> None:
-        self._decide(Decided(verdict), now)
+            self._proceed()
 
     def _decide(self, decided: Decided, now: float) -> None:
         state, verdict = self.state, decided.verdict
@@ -285,30 +268,52 @@ class AgentMachine(WorkersStop):
         if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
             self._send(messages.NodeProgress(seen.generation, now, seen.workers))
 
-    def _on_notice(self, why: str, in_s: float | None) -> None:
-        self._send(messages.NodeWillLeave(self.state.generation, why, in_s))
-        self._forward_notice("", why, in_s)
-
     def _forward_notice(self, host: str, why: str, in_s: float | None) -> None:
         if self.state.phase is Phase.RUNNING:
             self._commands.append(commands.ForwardNotice(self.state.generation, host, why, in_s))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
-    def _on_worker_started(self, local_rank: int, pid: int) -> None:
-        worker = self.state.workers.get(local_rank)
-        if worker is not None and worker.phase is WorkerPhase.HELD and not worker.pid:
+    def _handle_worker_event(self, worker: WorkerRecord, event: events.AnyWorkerEvent, now: float) -> None:
+        match event:
+            case events.WorkerStarted(pid=pid):
+                self._on_worker_started(worker, pid)
+            case events.WorkerExited() | events.WorkerStartFailed():
+                self._on_worker_ended(worker, _as_exit(event), now)
+            case events.WorkerOptedIn(timeout_s=timeout_s):
+                if self.state.phase is Phase.RUNNING and worker.phase is not WorkerPhase.ENDED:
+                    worker.hold = Hold(timeout_s)
+            case events.WorkerOptedOut():
+                self._on_opted_out(worker, now)
+            case events.WorkerHeld(step=step):
+                self._on_worker_held(worker, step, now)
+            case events.FailureExamined(evidence=evidence):
+                self._on_failure_examined(worker, evidence, now)
+            case events.WorkerRaised():
+                if worker.phase is WorkerPhase.RUNNING:
+                    worker.has_raised = True
+                    self._shorten_grace(now)
+            case events.LastLinesRead(lines=lines, log_file=log_file):
+                worker.last_lines, worker.log_file = lines, log_file
+            case events.ScopeExpired():
+                self._on_scope_expired(worker, event, now)
+            case events.StacksRefused(why=why):
+                self._on_stacks_refused(worker, why, now)
+            case _:
+                assert_never(event)
+
+    def _on_worker_started(self, worker: WorkerRecord, pid: int) -> None:
+        if worker.phase is WorkerPhase.HELD and not worker.pid:
             worker.pid = pid
-        elif worker is not None and worker.phase is WorkerPhase.REQUESTED:
+        elif worker.phase is WorkerPhase.REQUESTED:
             worker.phase = WorkerPhase.RUNNING
             worker.pid = pid
             if self.state.phase is Phase.RUNNING and is_started(self.state):
                 self._send(running_message(self.state))
 
-    def _on_worker_ended(self, exited: events.WorkerExited, now: float) -> None:
+    def _on_worker_ended(self, worker: WorkerRecord, exited: events.WorkerExited, now: float) -> None:
         state = self.state
-        worker = state.workers.get(exited.local_rank)
-        if worker is None or worker.phase is WorkerPhase.ENDED:
+        if worker.phase is WorkerPhase.ENDED:
             return
         leaves_held = worker.local_rank in state.last.held()
         worker.phase = WorkerPhase.ENDED
@@ -391,43 +396,23 @@ class AgentMachine(WorkersStop):
             was_late=is_late,
         )
 
-    def _handle_evidence(
-        self, event: events.FailureExamined | events.WorkerRaised | events.LastLinesRead, now: float
-    ) -> None:
-        match event:
-            case events.FailureExamined(_, local_rank, evidence):
-                self._on_failure_examined(local_rank, evidence, now)
-            case events.WorkerRaised(_, local_rank):
-                self._on_worker_raised(local_rank, now)
-            case events.LastLinesRead(_, local_rank, lines, log_file):
-                self._on_last_lines(local_rank, lines, log_file)
-            case _:
-                assert_never(event)
-
-    def _on_failure_examined(self, local_rank: int, evidence: Evidence, now: float) -> None:
+    def _on_failure_examined(self, worker: WorkerRecord, evidence: Evidence, now: float) -> None:
         state, examination = self.state, self.state.last.examination
-        if local_rank not in examination.ranks:
+        if worker.local_rank not in examination.ranks:
             return
-        examination.ranks.discard(local_rank)
+        examination.ranks.discard(worker.local_rank)
         if not examination.ranks:
             examination.until = None
         for index, failure in enumerate(state.failures):
-            if failure.local_rank == local_rank:
+            if failure.local_rank == worker.local_rank:
                 state.failures[index] = msgspec.structs.replace(failure, evidence=evidence)
                 break
         else:
             # It was stopped. Its error file may prove that it had failed by itself before that.
-            worker = state.workers[local_rank]
             worker.stacks = truncate_stacks(evidence.stacks)
             if evidence.raised_at is not None and evidence.raised_at < state.last.stop.since:
                 state.failures.append(self._failure(worker, "", evidence))
         self._continue_if_stopped(now)
-
-    def _on_worker_raised(self, local_rank: int, now: float) -> None:
-        worker = self.state.workers.get(local_rank)
-        if worker is not None and worker.phase is WorkerPhase.RUNNING:
-            worker.has_raised = True
-            self._shorten_grace(now)
 
     def _shorten_grace(self, now: float) -> None:
         """Do not wait the whole grace period for workers that have all raised an exception after a failure.
@@ -443,21 +428,15 @@ class AgentMachine(WorkersStop):
         if now + state.settings.exit_s < stop.until:
             stop.until, stop.is_short = now + state.settings.exit_s, True
 
-    def _on_last_lines(self, local_rank: int, lines: tuple[str, ...], log_file: str) -> None:
-        worker = self.state.workers.get(local_rank)
-        if worker is not None:
-            worker.last_lines, worker.log_file = lines, log_file
-
     # --- expired scopes -----------------------------------------------------------------------------------------------
 
-    def _on_scope_expired(self, event: events.ScopeExpired, now: float) -> None:
+    def _on_scope_expired(self, worker: WorkerRecord, event: events.ScopeExpired, now: float) -> None:
         """Collect the stacks of all workers before the overdue one is sent its signal.
 
         The first overdue worker may be waiting for another one that expires later or has no scope.
         """
         state = self.state
-        worker = state.workers.get(event.local_rank)
-        if state.phase is not Phase.RUNNING or worker is None or worker.phase is not WorkerPhase.RUNNING:
+        if state.phase is not Phase.RUNNING or worker.phase is not WorkerPhase.RUNNING:
             return  # it is being stopped, or has exited
         if event.signal <= 0 or event.pid != worker.pid or worker.overdue is not None:
             return
@@ -471,14 +450,11 @@ class AgentMachine(WorkersStop):
             if other.phase is WorkerPhase.RUNNING and other.stacks_asked_at is None:
                 self._dump_stacks(other, now)
 
-    def _on_stacks_refused(self, local_rank: int, why: str, now: float) -> None:
-        worker = self.state.workers.get(local_rank)
-        if worker is None:
-            return
+    def _on_stacks_refused(self, worker: WorkerRecord, why: str, now: float) -> None:
         worker.stacks_asked_at = None
         last, overdue = self.state.last, worker.overdue
         if last.hang.request is not None:
-            last.hang.request.unknown[local_rank] = why
+            last.hang.request.unknown[worker.local_rank] = why
         is_alone = worker.phase is not WorkerPhase.ENDED and last.stop.rung < Rung.KILLED
         if overdue is not None and not overdue.sent and is_alone:
             overdue.reason += f" (no stacks: {why})"
@@ -551,15 +527,10 @@ class AgentMachine(WorkersStop):
         state = self.state
         self._enter(Phase.DONE)
         self._send(messages.NodeSucceeded(state.generation))
-        if state.decided is not None:
-            self._end_as_decided(state.decided)
-        elif state.leave is not None and (state.last.has_ended or not self._is_alone()):
-            self._leave(state.leave)  # a node that is alone waits: its success ends the run, and the verdict follows
-        elif state.last.has_ended:
-            self._join()
-
-    def _is_alone(self) -> bool:
-        return self.state.assignment is not None and self.state.assignment.group_world_size == 1
+        # A node that is alone stays: its success ends the run, and the verdict follows.
+        is_alone = state.assignment is not None and state.assignment.group_world_size == 1
+        if state.decided is not None or state.last.has_ended or (state.leave is not None and not is_alone):
+            self._proceed()
 
     def _continue_if_stopped(self, now: float) -> None:
         state = self.state
@@ -572,8 +543,12 @@ class AgentMachine(WorkersStop):
             self._report_stopped(now)
 
     def _report_stopped(self, now: float) -> None:
+        self._send(stopped_message(self.state, now))
+        self._proceed()
+
+    def _proceed(self) -> None:
+        """End, leave, or join the next generation."""
         state = self.state
-        self._send(stopped_message(state, now))
         if state.decided is not None:
             self._end_as_decided(state.decided)
         elif state.leave is not None:

@@ -122,10 +122,9 @@ class LocalGeneration(msgspec.Struct):
 
     def escalations(self) -> list[float]:
         """Return when the next signals for single workers are due. The kill ladder supersedes these signals."""
-        late = [worker for worker in self.workers.values() if worker.overdue is not None]
-        if not late or self.stop.rung >= Rung.KILLED:
+        if self.stop.rung >= Rung.KILLED:
             return []
-        return [at for worker in late if (at := worker.escalates_at) is not None]
+        return [at for worker in self.workers.values() if (at := worker.escalates_at) is not None]
 
     def acknowledgements(self) -> list[float]:
         """Return when the next signals are due for workers that have not acknowledged the end of the generation."""

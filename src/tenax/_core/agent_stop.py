@@ -7,10 +7,10 @@ and not what follows when the node is clear.
 
 from __future__ import annotations
 
-from tenax._core import commands, events
+from tenax._core import commands
 from tenax._core.agent_hangs import HangObserver
 from tenax._core.agent_state import SIGKILL, SIGTERM, Phase, Rung, Stop
-from tenax._core.model import Hold, WorkerPhase, WorkerRecord, assert_never
+from tenax._core.model import Hold, WorkerPhase, WorkerRecord
 from tenax._core.text import format_seconds
 
 GRACE_OVER = "the grace period is over"
@@ -23,32 +23,14 @@ class WorkersStop(HangObserver):
 
     # --- held workers -------------------------------------------------------------------------------------------------
 
-    def _handle_survivor_event(
-        self, event: events.WorkerOptedIn | events.WorkerOptedOut | events.WorkerHeld, now: float
-    ) -> None:
-        match event:
-            case events.WorkerOptedIn(_, local_rank, timeout_s):
-                self._on_opted_in(local_rank, timeout_s)
-            case events.WorkerOptedOut(_, local_rank):
-                self._on_opted_out(local_rank, now)
-            case events.WorkerHeld(_, local_rank, step):
-                self._on_worker_held(local_rank, step, now)
-            case _:
-                assert_never(event)
-
-    def _on_opted_in(self, local_rank: int, timeout_s: float) -> None:
-        worker = self.state.workers.get(local_rank)
-        if self.state.phase is Phase.RUNNING and worker is not None and worker.phase is not WorkerPhase.ENDED:
-            worker.hold = Hold(timeout_s)
-
-    def _on_opted_out(self, local_rank: int, now: float) -> None:
+    def _on_opted_out(self, worker: WorkerRecord, now: float) -> None:
         """The worker cannot be held any more. It may be exiting, so it is not stopped before its time has passed."""
-        state, worker = self.state, self.state.workers.get(local_rank)
-        if worker is None or worker.hold is None:
+        state = self.state
+        if worker.hold is None:
             return
         if state.phase is Phase.RUNNING:
             worker.hold = None
-        elif local_rank in state.last.held():
+        elif worker.local_rank in state.last.held():
             if state.last.stop.rung is Rung.HOLDING:
                 worker.phase = WorkerPhase.RUNNING
                 worker.hold.until = now + worker.hold.timeout_s
@@ -56,9 +38,9 @@ class WorkersStop(HangObserver):
                 worker.hold.sent = SIGKILL
                 self._clear_again(now)  # which kills it
 
-    def _on_worker_held(self, local_rank: int, step: int, now: float) -> None:
-        worker, rung = self.state.workers.get(local_rank), self.state.last.stop.rung
-        if rung not in (Rung.HOLDING, Rung.SIGNALLED) or worker is None or worker.hold is None:
+    def _on_worker_held(self, worker: WorkerRecord, step: int, now: float) -> None:
+        rung = self.state.last.stop.rung
+        if rung not in (Rung.HOLDING, Rung.SIGNALLED) or worker.hold is None:
             return
         if worker.hold.until is None or worker.hold.sent:
             return  # it was not sent the end, or is being stopped alone

@@ -15,6 +15,18 @@ class Command(msgspec.Struct, frozen=True, tag=True, tag_field="command", omit_d
     """Base of all commands."""
 
 
+class GenerationCommand(Command, frozen=True):
+    """Base of commands about a generation."""
+
+    generation: int
+
+
+class WorkerCommand(GenerationCommand, frozen=True):
+    """Base of commands about one worker."""
+
+    local_rank: int
+
+
 class SendMessage(Command, frozen=True):
     """Send this message to the coordinator."""
 
@@ -28,11 +40,9 @@ class StartWorkers(Command, frozen=True):
     survivors: tuple[int, ...] = ()  # local ranks of the held workers
 
 
-class ExamineFailure(Command, frozen=True):
+class ExamineFailure(WorkerCommand, frozen=True):
     """Find out why this worker ended."""
 
-    generation: int
-    local_rank: int
     pid: int
     exit_code: int
     started_at: float
@@ -40,67 +50,55 @@ class ExamineFailure(Command, frozen=True):
     was_stopped: bool = False  # if so, only an error file can prove that it failed before it was stopped
 
 
-class SignalWorkers(Command, frozen=True):
+class SignalWorkers(GenerationCommand, frozen=True):
     """Send the signal to every live worker, but not to its children."""
 
-    generation: int
     signal: int
     why: str
 
 
-class HoldWorkers(Command, frozen=True):
+class HoldWorkers(GenerationCommand, frozen=True):
     """Send the workers that opted in the end of their generation. Each must acknowledge it in time."""
 
-    generation: int
     local_ranks: tuple[int, ...]
     why: str
 
 
-class StopWorker(Command, frozen=True):
+class StopWorker(WorkerCommand, frozen=True):
     """Send the signal to this worker alone: it did not acknowledge the end of its generation. It is not a failure."""
 
-    generation: int
-    local_rank: int
     pid: int
     signal: int
     why: str
 
 
-class DumpStacks(Command, frozen=True):
+class DumpStacks(WorkerCommand, frozen=True):
     """Make this worker write the stack of each of its threads, if it can."""
 
-    generation: int
-    local_rank: int
 
-
-class ReadStacks(Command, frozen=True):
+class ReadStacks(GenerationCommand, frozen=True):
     """Read the stacks that these workers have written; ``events.StacksRead`` follows."""
 
-    generation: int
     number: int
     local_ranks: tuple[int, ...]
     started_at: float  # older stacks belong to an earlier worker
 
 
-class ReportHang(Command, frozen=True):
+class ReportHang(GenerationCommand, frozen=True):
     """Print where the workers hang."""
 
-    generation: int
     report: HangReport
 
 
-class ReportMovement(Command, frozen=True):
+class ReportMovement(GenerationCommand, frozen=True):
     """Print that the workers make progress again."""
 
-    generation: int
     why: str = ""
 
 
-class EndWorker(Command, frozen=True):
+class EndWorker(WorkerCommand, frozen=True):
     """Send the signal to this worker alone. Its exit counts as a failure."""
 
-    generation: int
-    local_rank: int
     pid: int
     signal: int
     why: str
@@ -108,29 +106,26 @@ class EndWorker(Command, frozen=True):
     expiration_time: float  # seconds since the epoch
 
 
-class ClearNode(Command, frozen=True):
+class ClearNode(GenerationCommand, frozen=True):
     """End the processes that exited workers left behind.
 
     Processes in the group of a worker that was signalled get the same signal; all others are killed. Held workers and
     their descendants stay.
     """
 
-    generation: int
     held: tuple[int, ...] = ()  # local ranks
     number: int = 0  # of the clear in its generation, from 1
 
 
-class KillNode(Command, frozen=True):
+class KillNode(GenerationCommand, frozen=True):
     """Kill all descendants of this generation's workers, repeatedly, until none is left."""
 
-    generation: int
     why: str
 
 
-class ForwardNotice(Command, frozen=True):
+class ForwardNotice(GenerationCommand, frozen=True):
     """Notify the workers that a node of their generation is about to leave."""
 
-    generation: int
     host: str
     why: str
     in_s: float | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tenax._core import events, messages
 from tenax._core.lifecycle import SUPERSEDED, Lifecycle
-from tenax._core.model import Assignment, Outcome, assert_never, by_cause
+from tenax._core.model import Assignment, Outcome, assert_never
 from tenax._core.record import RunRecord
 from tenax._core.run_state import (
     AnyCoordinatorEvent,
@@ -554,8 +554,7 @@ class CoordinatorMachine(Lifecycle):
     def _refuse_all(self, phase: Recovering, now: float) -> None:
         """Reject all nodes: the generation may be running, with its coordinator, in another part of the network."""
         state, settings = self.state, self.state.settings
-        phase.period_s = settings.join_timeout_s
-        phase.deadlines[RunDeadline.RECOVER] = now + phase.period_s
+        self._recover_within(phase, settings.join_timeout_s, now)
         reason = (
             f"generation {state.generation} of run {settings.run_id!r} may still be running on "
             f"{some_of(list(phase.awaited.values()))}, not connected for {format_seconds(settings.join_timeout_s)}; "
@@ -604,10 +603,7 @@ class CoordinatorMachine(Lifecycle):
         for label in missing:
             last.lost[label] = "it did not reconnect after the coordinator was lost"
         if last.failures:
-            from tenax._core.diagnosis import describe_first_cause
-
-            first = min(last.failures.values(), key=by_cause)
-            self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
+            self._end_by_failure(now)
         elif missing or phase.is_broken:
             self._end_incomplete(isinstance(source, Recorded), now)
         elif last.done.issuperset(last.members):

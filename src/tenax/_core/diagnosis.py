@@ -24,6 +24,7 @@ import re
 import msgspec
 
 from tenax._core.model import (
+    AWAITED,
     DEADLOCK,
     EXITED_EARLY,
     NEVER_JOINED,
@@ -39,6 +40,7 @@ from tenax._core.model import (
     truncate_failures,
     truncate_stacks,
 )
+from tenax._core.text import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ def truncated(diagnosis: Diagnosis) -> Diagnosis:
 
 def describe_first_cause(first: Failure) -> str:
     """Return one short sentence: which worker, and whether it failed or the others waited for it."""
-    what = first.reason if first.evidence.cause in (STOPPED_RESPONDING, NEVER_JOINED, EXITED_EARLY) else "failed"
+    what = first.reason if first.evidence.cause in AWAITED else "failed"
     return f"rank {first.global_rank}{f' on {first.host}' if first.host else ''} {what}"
 
 
@@ -246,7 +248,7 @@ def _part_of(last: Generation, rank: int) -> Member | None:
 
 
 def _waited(victims: int, timed_out: int) -> str:
-    who = "1 rank" if victims == 1 else f"{victims} ranks"
+    who = counted(victims, "rank")
     if timed_out == victims:
         return f"{who} timed out waiting for it"
     return f"{who} lost the connection to it" if not timed_out else f"{who} timed out or lost the connection to it"

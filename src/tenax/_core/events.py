@@ -30,9 +30,23 @@ from tenax._core.bounds import (
 from tenax._core.messages import HangReport, WorkerProgress
 from tenax._core.model import Assignment, Evidence, Lines, Verdict
 
+LocalRanks = Annotated[tuple[LocalRank, ...], msgspec.Meta(max_length=MAX_SLOTS)]
+
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event", omit_defaults=True):
     """Base of all events."""
+
+
+class GenerationEvent(Event, frozen=True):
+    """Base of events about a generation."""
+
+    generation: Generation
+
+
+class WorkerEvent(GenerationEvent, frozen=True):
+    """Base of events about one worker."""
+
+    local_rank: LocalRank
 
 
 class RunRequested(Event, frozen=True):
@@ -48,10 +62,9 @@ class GenerationFormed(Event, frozen=True):
     assignment: Assignment
 
 
-class GenerationEnded(Event, frozen=True):
+class GenerationEnded(GenerationEvent, frozen=True):
     """The generation ended on every node: a worker failed, or a node left or joined."""
 
-    generation: Generation
     why: LongText
     is_late: bool = False  # the next generation is running already: kill the workers without a grace period
     is_uncharged: bool = False  # uncharged: failures in it cost no restart, also for a later coordinator
@@ -78,10 +91,9 @@ class Waiting(Event, frozen=True):
     why: LongText
 
 
-class LeaveNoticed(Event, frozen=True):
+class LeaveNoticed(GenerationEvent, frozen=True):
     """A node of the generation is about to leave. Workers may save a checkpoint."""
 
-    generation: Generation
     host: Label
     why: LongText
     in_s: Seconds | None = None  # None: not known
@@ -93,91 +105,74 @@ class LeaveRequested(Event, frozen=True):
     why: LongText
 
 
-class StacksRequested(Event, frozen=True):
+class StacksRequested(GenerationEvent, frozen=True):
     """The coordinator suspects a hang and requests the stacks of all workers."""
 
-    generation: Generation
     number: Number  # of the suspicion
     why: LongText
 
 
-class HangFound(Event, frozen=True):
+class HangFound(GenerationEvent, frozen=True):
     """The generation hangs. Every node receives the same report of where its workers are."""
 
-    generation: Generation
     report: HangReport
 
 
-class HangOver(Event, frozen=True):
+class HangOver(GenerationEvent, frozen=True):
     """A generation that was reported as hanging makes progress again."""
 
-    generation: Generation
     why: Text = ""  # the activity
 
 
 # --- from the link to the coordinator ---------------------------------------------------------------------------------
 
 
-class Fenced(Event, frozen=True):
+class Fenced(GenerationEvent, frozen=True):
     """The lease expired: the other nodes may form a generation without this node."""
 
-    generation: Generation
     why: LongText
 
 
 # --- observed on this node --------------------------------------------------------------------------------------------
 
 
-class WorkerStarted(Event, frozen=True):
-    generation: Generation
-    local_rank: LocalRank
+class WorkerStarted(WorkerEvent, frozen=True):
     pid: Pid
 
 
-class WorkerOptedIn(Event, frozen=True):
+class WorkerOptedIn(WorkerEvent, frozen=True):
     """The worker can be held: it acknowledges the end of its generation within the timeout, and waits for the next."""
 
-    generation: Generation
-    local_rank: LocalRank
     timeout_s: HoldTimeout
 
 
-class WorkerOptedOut(Event, frozen=True):
+class WorkerOptedOut(WorkerEvent, frozen=True):
     """The worker's channel was closed: it cannot be held, or take part in the next generation."""
 
-    generation: Generation
-    local_rank: LocalRank
     why: LongText
 
 
-class WorkerHeld(Event, frozen=True):
+class WorkerHeld(WorkerEvent, frozen=True):
     """The worker acknowledged the end of its generation: it does nothing of it any more, and waits for the next."""
 
-    generation: Generation
-    local_rank: LocalRank
     step: Step = -1  # the last one that it completed, for display; -1: none
 
 
-class ProgressSeen(Event, frozen=True):
+class ProgressSeen(GenerationEvent, frozen=True):
     """The workers reported which steps they are at."""
 
-    generation: Generation
     workers: Annotated[tuple[WorkerProgress, ...], msgspec.Meta(max_length=MAX_SLOTS)]
 
 
-class WorkerStartFailed(Event, frozen=True):
+class WorkerStartFailed(WorkerEvent, frozen=True):
     """The operating system could not start the worker: no such file, too many processes, not permitted."""
 
-    generation: Generation
-    local_rank: LocalRank
     reason: LongText
     exit_code: ExitCode = 1  # as a shell reports it: 127 not found, 126 not executable
     ended_at: Time | None = None  # see WorkerExited
 
 
-class WorkerExited(Event, frozen=True):
-    generation: Generation
-    local_rank: LocalRank
+class WorkerExited(WorkerEvent, frozen=True):
     exit_code: ExitCode  # negative: the number of the signal that killed it
     fault: LongText = ""  # why this is a failure even with exit code 0: "its result cannot be read: ..."
     before_stop: bool = False  # it exited before a stop request reached it
@@ -185,35 +180,26 @@ class WorkerExited(Event, frozen=True):
     ended_at: Time | None = None  # on this host's clock; None: now. A paused agent receives the event later
 
 
-class FailureExamined(Event, frozen=True):
+class FailureExamined(WorkerEvent, frozen=True):
     """The evidence on a failed worker was collected."""
 
-    generation: Generation
-    local_rank: LocalRank
     evidence: Evidence
 
 
-class WorkerRaised(Event, frozen=True):
+class WorkerRaised(WorkerEvent, frozen=True):
     """A worker that is being stopped has written an uncaught exception to its error file, and still runs."""
 
-    generation: Generation
-    local_rank: LocalRank
 
-
-class LastLinesRead(Event, frozen=True):
+class LastLinesRead(WorkerEvent, frozen=True):
     """The last lines of a worker's output when it was stopped. The others may have waited for it."""
 
-    generation: Generation
-    local_rank: LocalRank
     lines: Lines
     log_file: Path = ""
 
 
-class ScopeExpired(Event, frozen=True):
+class ScopeExpired(WorkerEvent, frozen=True):
     """A worker did not leave a scope in time. With a signal, the scope requests that the worker be ended by it."""
 
-    generation: Generation
-    local_rank: LocalRank
     pid: Pid
     scope: Text
     after_s: float  # the time limit of the scope
@@ -221,11 +207,9 @@ class ScopeExpired(Event, frozen=True):
     signal: Signal = 0
 
 
-class StacksRefused(Event, frozen=True):
+class StacksRefused(WorkerEvent, frozen=True):
     """A worker cannot write its stacks."""
 
-    generation: Generation
-    local_rank: LocalRank
     why: LongText
 
 
@@ -237,38 +221,32 @@ class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     why: LongText = ""  # why there are none
 
 
-class StacksRead(Event, frozen=True):
+class StacksRead(GenerationEvent, frozen=True):
     """The stacks were read, after ``commands.ReadStacks``."""
 
-    generation: Generation
     number: Number
     workers: Annotated[tuple[WorkerStacks, ...], msgspec.Meta(max_length=MAX_SLOTS)]
 
 
-class QuietSeen(Event, frozen=True):
+class QuietSeen(GenerationEvent, frozen=True):
     """No worker of this node has shown activity since ``since``, which is unusually long."""
 
-    generation: Generation
     since: Time
     why: LongText
-    stopped: Annotated[
-        tuple[LocalRank, ...], msgspec.Meta(max_length=MAX_SLOTS)
-    ] = ()  # local ranks that are stopped by SIGSTOP or a debugger
+    stopped: LocalRanks = ()  # that are stopped by SIGSTOP or a debugger
 
 
-class MovementSeen(Event, frozen=True):
+class MovementSeen(GenerationEvent, frozen=True):
     """A worker of this node shows activity again."""
 
-    generation: Generation
     local_rank: int = -1  # -1: not one worker
     what: Text = ""  # what it did
 
 
-class NodeCleared(Event, frozen=True):
+class NodeCleared(GenerationEvent, frozen=True):
     """No worker of this generation and none of their descendants is alive on this node, except held ones."""
 
-    generation: Generation
-    held: Annotated[tuple[LocalRank, ...], msgspec.Meta(max_length=MAX_SLOTS)] = ()  # local ranks that stay
+    held: LocalRanks = ()  # that stay
     number: Number = 0  # of the clear that is answered; 0: unknown
 
 
@@ -296,6 +274,19 @@ class Tick(Event, frozen=True):
     """Time has passed: a deadline may be due."""
 
 
+AnyWorkerEvent = (
+    WorkerStarted
+    | WorkerOptedIn
+    | WorkerOptedOut
+    | WorkerHeld
+    | WorkerStartFailed
+    | WorkerExited
+    | FailureExamined
+    | WorkerRaised
+    | LastLinesRead
+    | ScopeExpired
+    | StacksRefused
+)
 AnyEvent = (
     RunRequested
     | GenerationFormed
@@ -307,17 +298,7 @@ AnyEvent = (
     | LeaveRequested
     | ProgressSeen
     | Fenced
-    | WorkerStarted
-    | WorkerOptedIn
-    | WorkerOptedOut
-    | WorkerHeld
-    | WorkerStartFailed
-    | WorkerExited
-    | FailureExamined
-    | WorkerRaised
-    | LastLinesRead
-    | ScopeExpired
-    | StacksRefused
+    | AnyWorkerEvent
     | StacksRequested
     | StacksRead
     | HangFound

@@ -178,18 +178,15 @@ class HangDetector:
         if not samples or known.keys() - {sample.local_rank for sample in samples}:
             activities.append((-1, "a worker has exited"))
         for sample in samples:
-            before = known.get(sample.local_rank)
-            if before is None:
-                before = _Worker(sample, now, now, step_moved_at=now)
-                self._workers[sample.local_rank] = before
-                self._meet_steps(before, sample)
-                activities.append((sample.local_rank, "has started"))
-                continue
-            self._workers[sample.local_rank] = before
-            what = self._compare(before, sample, elapsed_s, now, is_void=late or self.is_disturbed)
+            if (worker := known.get(sample.local_rank)) is None:
+                worker, what = _Worker(sample, now, now, step_moved_at=now), "has started"
+                self._meet_steps(worker, sample)
+            else:
+                what = self._compare(worker, sample, elapsed_s, now, is_void=late or self.is_disturbed)
+                worker.last = sample
+            self._workers[sample.local_rank] = worker
             if what:
                 activities.append((sample.local_rank, what))
-            before.last = sample
         if late and self._quiet_since is None:  # their activity in between is not known
             self._last_moved_at = now
             for worker in self._workers.values():

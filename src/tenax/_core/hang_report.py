@@ -22,7 +22,7 @@ import msgspec
 
 from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import truncate_stacks
-from tenax._core.text import format_duration
+from tenax._core.text import counted, format_duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def reason_of(report: HangReport) -> str:
     """Return why the worker that stands out is a failure, as the predicate of a sentence about it."""
-    hung = f"hung: no activity on {format_nodes(report.nodes)} for {format_duration(report.quiet_s)}"
+    hung = f"hung: no activity on {counted(report.nodes, 'node')} for {format_duration(report.quiet_s)}"
     if not report.locations:
         return hung
     odd = report.locations[0]
@@ -245,18 +245,13 @@ def reason_of(report: HangReport) -> str:
     return f"{hung}; {which} {where}"
 
 
-def format_nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
-
-
 def format_report(report: HangReport) -> list[str]:
     """Return the report as lines for the console."""
-    workers = "1 worker" if report.workers == 1 else f"{report.workers} workers"
     order = ", the odd one out first" if report.is_odd else ""
     lines = [
-        f"generation {report.generation} seems to hang: no activity on {format_nodes(report.nodes)} for "
+        f"generation {report.generation} seems to hang: no activity on {counted(report.nodes, 'node')} for "
         f"{format_duration(report.quiet_s)} ({report.why})",
-        f"where its {workers} {'is' if report.workers == 1 else 'are'}{order}:",
+        f"where its {counted(report.workers, 'worker')} {'is' if report.workers == 1 else 'are'}{order}:",
     ]
     for location in report.locations:
         ranks = format_ranks(location.ranks)

@@ -26,7 +26,7 @@ from tenax._core import events, messages
 from tenax._core.hang_report import calls_of, describe_location, format_ranks, make_report, merged, reason_of
 from tenax._core.model import HANG, Evidence, Failure
 from tenax._core.run_state import HangWatch, ReportedHang, RunDeadline, Send, Suspicion
-from tenax._core.text import format_duration, format_seconds, some_of
+from tenax._core.text import counted, format_duration, format_seconds, some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def describe_places(hang: Suspicion) -> str:
     shown = [_describe_location(location) for location in locations[:_MAX_LOCATIONS]]
     more = len(locations) - len(shown)
     if more:
-        shown.append("1 more location" if more == 1 else f"{more} more locations")
+        shown.append(counted(more, "more location"))
     return f"no rank stands out: {'; '.join(shown)}"
 
 

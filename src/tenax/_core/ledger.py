@@ -21,6 +21,8 @@ L3  The number of generations kept is limited; the sums of dropped ones are kept
 
 from __future__ import annotations
 
+from operator import add
+
 import msgspec
 
 from tenax._core.bounds import Count, SumSeconds
@@ -50,14 +52,7 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.training_s / total_s if total_s > 0 else None
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(
-            self.waiting_s + other.waiting_s,
-            self.starting_s + other.starting_s,
-            self.training_s + other.training_s,
-            self.stopping_s + other.stopping_s,
-            self.lost_s + other.lost_s,
-            self.hung_s + other.hung_s,
-        )
+        return Spent(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -166,7 +161,11 @@ class Ledger(msgspec.Struct, omit_defaults=True):
     def formed(self, number: int, why: str, nodes: int, workers: int, now: float) -> None:
         self.begin(now)
         waited_s = max(0.0, now - self._idle_since(now))
-        self._append(GenerationEntry(number, why, nodes, workers, now, waited_s))
+        self.settled(now)
+        self.entries.append(GenerationEntry(number, why, nodes, workers, now, waited_s))
+        while len(self.entries) > _MAX_ENTRIES:
+            self.before += self.entries.pop(0).spent(now)
+            self.forgotten += 1
 
     def found(self, number: int, nodes: int, workers: int, now: float) -> None:
         """Continue with a running generation of an earlier coordinator."""
@@ -277,20 +276,8 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         return Goodput(self.spent(now), self.to_detect, self.to_recover, self.lost_steps, self.survivors)
 
     def _idle_since(self, now: float) -> float:
-        entry = self.current
-        if entry is not None and entry.settled_at is not None:
-            return entry.settled_at
-        if entry is not None:  # it never settled
-            return now
-        return now if self.began_at is None else self.began_at
-
-    def _append(self, entry: GenerationEntry) -> None:
-        self.settled(entry.formed_at)
-        self.entries.append(entry)
-        while len(self.entries) > _MAX_ENTRIES:
-            oldest = self.entries.pop(0)
-            self.before += oldest.spent(entry.formed_at)
-            self.forgotten += 1
+        since = self.began_at if self.current is None else self.current.settled_at
+        return now if since is None else since
 
     def _charge_repeated_steps(self, entry: GenerationEntry) -> None:
         """Count the steps that ``entry`` repeats as lost in earlier generations.

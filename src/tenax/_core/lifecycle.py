@@ -57,8 +57,8 @@ from tenax._core.run_state import (
     RunSettings,
     Send,
 )
-from tenax._core.run_text import describe_lost, describe_waiting, nodes_text
-from tenax._core.text import format_seconds, some_of
+from tenax._core.run_text import describe_lost, describe_waiting
+from tenax._core.text import counted, format_seconds, some_of
 
 CUT_OFF = "it was cut off and stopped its workers"
 SUPERSEDED = "its agent was started again"
@@ -228,7 +228,7 @@ class Lifecycle:
             return
         self._end_run(
             Outcome.BROKEN,
-            f"only {len(state.ready)} of at least {nodes_text(settings.min_nodes)} joined within "
+            f"only {len(state.ready)} of at least {counted(settings.min_nodes, 'node')} joined within "
             f"{format_seconds(settings.join_timeout_s)}{describe_lost(state)}; start the missing nodes, or allow "
             "more time with --rdzv-conf join_timeout=SECONDS",
             now,
@@ -281,10 +281,13 @@ class Lifecycle:
         for failure in failures:
             last.add_failure(msgspec.structs.replace(failure.shifted(by_s), host=record.info.where))
         if isinstance(self.state.phase, Running) and last.failures:
-            from tenax._core.diagnosis import describe_first_cause
+            self._end_by_failure(now)
 
-            first = min(last.failures.values(), key=by_cause)
-            self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
+    def _end_by_failure(self, now: float) -> None:
+        from tenax._core.diagnosis import describe_first_cause
+
+        first = min(self.state.last.failures.values(), key=by_cause)
+        self._end_generation(EndCause.FAILURE, describe_first_cause(first), now)
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         phase, last, node_id = self.state.phase, self.state.last, record.info.node_id
@@ -425,9 +428,7 @@ class Lifecycle:
             case Running():
                 self._end_generation(EndCause.REQUEST, f"an operator restarted the run: {why}", now, stops=True)
             case Paused():
-                self.state.last.keeps_survivors = False
-                for node_id in self._holding():
-                    self._stop_held(self.state.nodes[node_id], now)
+                self._stop_survivors(now)
                 self._gather(self.state.next_why, now)
             case Gathering() | Ending() | Recovering() | Over():
                 pass
@@ -451,9 +452,8 @@ class Lifecycle:
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = {each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work}
         self._send(self._ended_event(state.generation, ending), *sorted(members))
-        if not state.last.keeps_survivors:
-            for node_id in self._holding():  # of an earlier generation: they wait for the next one
-                self._stop_held(state.nodes[node_id], now)
+        if stops:
+            self._stop_survivors(now)  # also those of an earlier generation, which wait for the next one
         ending.unstopped = members | self._stale()
         self._after_generation_if_stopped(now)
 
@@ -480,16 +480,18 @@ class Lifecycle:
     def _holding(self) -> list[str]:
         return [node_id for node_id in self.state.ready if self.state.nodes[node_id].offer.held]
 
-    def _stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
+    def _must_stop_survivors(self, ending: Ending, decision: AnyDecision, now: float) -> bool:
         """Stop the held workers if the policy does not keep them; return whether they must be awaited."""
-        state = self.state
-        holding = self._holding()
-        if getattr(decision, "keeps_survivors", True) or not holding:
+        if getattr(decision, "keeps_survivors", True) or not self._holding():
             return False
-        ending.decision, ending.is_decided, state.last.keeps_survivors = decision, True, False
-        for node_id in holding:
-            self._stop_held(state.nodes[node_id], now)
+        ending.decision, ending.is_decided = decision, True
+        self._stop_survivors(now)
         return True
+
+    def _stop_survivors(self, now: float) -> None:
+        self.state.last.keeps_survivors = False
+        for node_id in self._holding():
+            self._stop_held(self.state.nodes[node_id], now)
 
     def _stop_held(self, record: NodeRecord, now: float) -> None:
         """Stop the workers that this node holds. It is ready when they have exited."""
@@ -558,7 +560,7 @@ class Lifecycle:
         if decision is None or (not ending.is_decided and (last.lost or last.drained)):
             failures = last.diagnosis.failures if last.diagnosis is not None else ()
             decision = self._ask_policy(change, self._history(ending.at - last.formed_at, failures))
-        if self._stop_survivors(ending, decision, now):
+        if self._must_stop_survivors(ending, decision, now):
             return
         match decision:
             case GiveUp(why):
@@ -581,7 +583,7 @@ class Lifecycle:
         decision = ending.decision if ending.is_decided else None
         if decision is None:
             decision = self._ask_policy(first, self._history(first.lived_s, failures))
-        if self._stop_survivors(ending, decision, now):
+        if self._must_stop_survivors(ending, decision, now):
             return
         if isinstance(decision, Restart | Wait):
             self.state.earlier = [*self.state.earlier[-MAX_EARLIER + 1 :], first.brief()]

@@ -69,6 +69,12 @@ class Message(msgspec.Struct, frozen=True, tag=True, tag_field="message", omit_d
     """Base of all messages of a node."""
 
 
+class GenerationMessage(Message, frozen=True):
+    """Base of messages about a generation."""
+
+    generation: Generation
+
+
 class NodeJoined(Message, frozen=True):
     """The first message on every connection: the node's identity and current state."""
 
@@ -96,10 +102,9 @@ class NodeReady(Message, frozen=True):
     held: WorkerCount = 0  # number of workers that it holds
 
 
-class WorkersRunning(Message, frozen=True):
+class WorkersRunning(GenerationMessage, frozen=True):
     """All workers of this generation have been started on the node."""
 
-    generation: Generation
     pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_SLOTS)]  # by local rank
     survivors: WorkerCount = 0  # how many of them took part in the generation before
 
@@ -120,26 +125,23 @@ class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     imported_at: Time = 0.0  # when its script last began to import a module at its top level; 0: not known
 
 
-class NodeProgress(Message, frozen=True):
+class NodeProgress(GenerationMessage, frozen=True):
     """Progress of the node's workers in this generation."""
 
-    generation: Generation
     sent_at: Time
     workers: Annotated[tuple[WorkerProgress, ...], msgspec.Meta(max_length=MAX_SLOTS)]
 
 
-class FailureSeen(Message, frozen=True):
+class FailureSeen(GenerationMessage, frozen=True):
     """A worker failed. Sent at once; the evidence follows in ``NodeStopped``."""
 
-    generation: Generation
     failure: Failure
     sent_at: Time
 
 
-class NodeStopped(Message, frozen=True):
+class NodeStopped(GenerationMessage, frozen=True):
     """All workers of this generation have exited, not all of them successfully, or are held; the node is clear."""
 
-    generation: Generation
     sent_at: Time
     failures: Failures = ()
     stopped: StoppedWorkers = ()
@@ -147,10 +149,8 @@ class NodeStopped(Message, frozen=True):
     held: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_SLOTS)] = ()  # global ranks of the held workers
 
 
-class NodeSucceeded(Message, frozen=True):
+class NodeSucceeded(GenerationMessage, frozen=True):
     """All workers of this generation succeeded on the node, and the node is clear."""
-
-    generation: Generation
 
 
 class StackLocation(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -167,26 +167,23 @@ class StackLocation(msgspec.Struct, frozen=True, omit_defaults=True):
     host: Label = ""
 
 
-class NodeQuiet(Message, frozen=True):
+class NodeQuiet(GenerationMessage, frozen=True):
     """No worker of the node has shown activity since ``since``."""
 
-    generation: Generation
     sent_at: Time
     since: Time
     why: Text  # which activity is missing, for display
 
 
-class NodeBusy(Message, frozen=True):
+class NodeBusy(GenerationMessage, frozen=True):
     """Workers of the node show activity again."""
 
-    generation: Generation
     why: Text = ""  # the activity
 
 
-class StacksTaken(Message, frozen=True):
+class StacksTaken(GenerationMessage, frozen=True):
     """Where the node's workers are, in reply to ``events.StacksRequested``."""
 
-    generation: Generation
     number: Number  # of the coordinator's suspicion
     locations: tuple[StackLocation, ...] = ()
 
@@ -204,18 +201,16 @@ class HangReport(msgspec.Struct, frozen=True, omit_defaults=True):
     what_follows: LongText = ""  # for display
 
 
-class NodeDraining(Message, frozen=True):
+class NodeDraining(GenerationMessage, frozen=True):
     """The node is leaving: its workers are being stopped within the grace period."""
 
-    generation: Generation
     grace_s: Seconds
     why: Text
 
 
-class NodeWillLeave(Message, frozen=True):
+class NodeWillLeave(GenerationMessage, frozen=True):
     """The node will be drained soon. Its workers keep running for now."""
 
-    generation: Generation
     why: Text
     in_s: Seconds | None = None
 

@@ -181,7 +181,8 @@ class BudgetPolicy:
             return GiveUp("no restarts are allowed (--max-restarts 0)")
         hopeless = self._why_hopeless(failure) or _why_it_will_fail_again(failure, history)
         if hopeless and history.restarts_left > 0:
-            return GiveUp(f"{hopeless}; the remaining {_restarts(history.restarts_left)} would not help")
+            left = "restart" if history.restarts_left == 1 else f"{history.restarts_left} restarts"
+            return GiveUp(f"{hopeless}; the remaining {left} would not help")
         if history.restarts_left > 0:
             why = f"restart {history.restarts_used + 1} of {history.max_restarts}"
             return Restart(why, keeps_survivors=not _is_memory_suspect(failure, history))
@@ -226,7 +227,3 @@ def _signature(failure: Failure) -> tuple[str, str]:
 
 def _last_part(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _restarts(count: int) -> str:
-    return "restart" if count == 1 else f"{count} restarts"

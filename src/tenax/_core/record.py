@@ -68,9 +68,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def mark(self) -> Mark:
-        """The value of ``mark_of`` for a state with this record."""
-        count = len(self.members) if self.generation > self.settled else 0
-        return self.generation, self.settled, self.restarts_used, self.verdict is not None, count, self.store
+        return mark_of(self)
 
     def shifted(self, by_s: float) -> RunRecord:
         """Return this record with its times shifted to another clock."""
@@ -90,7 +88,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError("one node is a member twice")
 
 
-def mark_of(state: CoordinatorState) -> Mark:
+def mark_of(state: CoordinatorState | RunRecord) -> Mark:
     """Return a value that changes whenever the record of the state changes."""
     count = len(state.members) if state.generation > state.settled else 0  # a successor finds members one by one
     return state.generation, state.settled, state.restarts_used, state.verdict is not None, count, state.store

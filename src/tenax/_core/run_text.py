@@ -6,7 +6,7 @@ from itertools import islice
 
 from tenax._core.model import assert_never
 from tenax._core.run_state import CoordinatorState, Ending, Gathering, Over, Paused, Recovering, RunDeadline, Running
-from tenax._core.text import MAX_NAMES, format_duration, some_of
+from tenax._core.text import MAX_NAMES, counted, format_duration, some_of
 
 
 def describe_activity(state: CoordinatorState, now: float) -> str:
@@ -21,9 +21,9 @@ def describe_activity(state: CoordinatorState, now: float) -> str:
         from tenax._core.hang_suspicion import describe_hang
 
         return describe_hang(state, now)
-    done = f"; {nodes_text(len(last.done))} of {len(last.members)} done" if last.done else ""
-    workers = "1 worker" if last.world_size == 1 else f"{last.world_size} workers"
-    return f"generation {state.generation} is running, {workers} on {nodes_text(len(last.members))}{done}"
+    done = f"; {counted(len(last.done), 'node')} of {len(last.members)} done" if last.done else ""
+    where = f"{counted(last.world_size, 'worker')} on {counted(len(last.members), 'node')}"
+    return f"generation {state.generation} is running, {where}{done}"
 
 
 def describe_waiting(state: CoordinatorState, now: float) -> str:
@@ -32,7 +32,7 @@ def describe_waiting(state: CoordinatorState, now: float) -> str:
     match phase:
         case Running():
             is_full = len(state.members) >= settings.max_nodes
-            spare = f"this node is a spare: the run has its maximum of {nodes_text(settings.max_nodes)}"
+            spare = f"this node is a spare: the run has its maximum of {counted(settings.max_nodes, 'node')}"
             what = spare if is_full else "this node will join the next one"
             return f"generation {state.generation} is running; {what}"
         case Ending():
@@ -73,7 +73,3 @@ def describe_lost(state: CoordinatorState) -> str:
 
 def span_text(minimum: int, maximum: int) -> str:
     return str(minimum) if minimum == maximum else f"{minimum} to {maximum}"
-
-
-def nodes_text(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"

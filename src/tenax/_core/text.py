@@ -10,6 +10,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 MAX_NAMES = 8  # listed by ``some_of``
@@ -113,25 +114,22 @@ def without_middle(text: str, max_length: int) -> str:
 
 def encodable(value: Any) -> Any:
     """Return a plain value with every text made encodable as UTF-8."""
-    match value:
-        case str():
-            return storable(value)
-        case dict():
-            return {name: encodable(member) for name, member in value.items()}
-        case list() | tuple():
-            return [encodable(member) for member in value]
-    return value
+    return _with_texts(value, storable)
 
 
 def shortened_texts(value: Any, limit: int) -> Any:
     """Return a plain value with every text truncated to ``limit`` characters, the most that readers accept."""
+    return _with_texts(value, lambda text: shortened(text, limit))
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     match value:
         case str():
-            return value if len(value) <= limit else f"{value[: limit - 3]}..."
+            return change(value)
         case dict():
-            return {name: shortened_texts(member, limit) for name, member in value.items()}
+            return {name: _with_texts(member, change) for name, member in value.items()}
         case list() | tuple():
-            return [shortened_texts(member, limit) for member in value]
+            return [_with_texts(member, change) for member in value]
     return value
 
 
@@ -155,6 +153,11 @@ def some_of(names: list[str], count: int = 0) -> str:
     count = count or len(names)
     shown = ", ".join(names[:MAX_NAMES])
     return shown if count <= MAX_NAMES else f"{shown} and {count - MAX_NAMES} more"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``1 node``, ``2 nodes``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_seconds(seconds: float) -> str:

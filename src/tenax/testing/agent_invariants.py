@@ -19,17 +19,6 @@ from tenax._core.events import AnyEvent
 from tenax._core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, by_cause
 
 _encode = msgspec.json.Encoder().encode
-_ABOUT_CURRENT_GENERATION = (
-    messages.WorkersRunning,
-    messages.NodeProgress,
-    messages.NodeSucceeded,
-    messages.NodeStopped,
-    messages.FailureSeen,
-    messages.NodeDraining,
-    messages.NodeQuiet,
-    messages.NodeBusy,
-    messages.StacksTaken,
-)
 
 
 class InvariantBroken(AssertionError):
@@ -48,7 +37,7 @@ def check_text(message: object) -> None:
 
 
 class InvariantChecker:
-    """Checks one run. Call ``check`` after every step."""
+    """Checks one run. Call ``expect`` before and ``check`` after every step."""
 
     def __init__(self, state: AgentState) -> None:
         self._started = state.generation  # the last generation whose workers were started
@@ -66,12 +55,11 @@ class InvariantChecker:
         self._is_wanted = state.last.hang.request is not None  # the coordinator has requested stacks
         self._is_quiet = state.last.hang.quiet is not None  # as last sent
         self._is_hang_reported = state.last.hang.is_reported
-        self._is_written_before = False
+        self._written = b""
         self._remember(state)
 
     def expect(self, state: AgentState, event: AnyEvent) -> None:
-        """Call this before each step to avoid encoding the state after every step."""
-        self._is_written_before = True
+        """Remember the state if the event must not change it."""
         self._written = _encode(state) if self._ended or self._is_of_another_generation(event) else b""
 
     def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
@@ -126,8 +114,6 @@ class InvariantChecker:
         self._generation = state.generation
         self._rung = state.last.stop.rung
         self._ended = state.phase is Phase.ENDED
-        if not self._is_written_before:
-            self._written = _encode(state)
 
     def _is_of_another_generation(self, event: AnyEvent) -> bool:
         generation = getattr(event, "generation", self._generation)
@@ -215,10 +201,9 @@ class InvariantChecker:
             if not self._is_wanted:
                 raise InvariantBroken("A11: StacksTaken, but stacks were not requested")
             self._is_wanted = False
-        if isinstance(message, _ABOUT_CURRENT_GENERATION):
-            generation = message.generation
-            if generation != self._started:
-                raise InvariantBroken(f"A3: {what} of generation {generation} while {self._started} was started last")
+        if isinstance(message, messages.GenerationMessage) and message.generation != self._started:
+            of = f"{what} of generation {message.generation}"
+            raise InvariantBroken(f"A3: {of} while {self._started} was started last")
 
     def _check_ladder(self, state: AgentState) -> None:
         if state.generation == self._generation and state.last.stop.rung < self._rung:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tenax._core import events
 from tenax._io.interfaces import Watchable
@@ -48,12 +48,11 @@ class FakeWorker:
         self.children: list[FakeChild] = []
 
 
-class FakeChild:
+class FakeChild(NamedTuple):
     """A process that a worker started, in the worker's process group or in its own session."""
 
-    def __init__(self, *, in_group: bool, ignores_term: bool) -> None:
-        self.in_group = in_group
-        self.ignores_term = ignores_term
+    in_group: bool
+    ignores_term: bool
 
 
 class FakeProcesses(Watchable):
@@ -63,7 +62,8 @@ class FakeProcesses(Watchable):
         self.workers: dict[tuple[int, int], FakeWorker] = {}
         self._next_pid = _FIRST_PID
         self._refusals: dict[int, tuple[str, int]] = {}
-        self._behaviour: dict[int, tuple[set[int], bool]] = {}
+        self._ignored: dict[int, set[int]] = {}  # signals, by local rank
+        self._stuck: set[int] = set()  # local ranks
         self._pending: deque[events.AnyEvent] = deque()
         self._emit: Emit = lambda _: None
         self._reader = self._writer = -1
@@ -98,11 +98,11 @@ class FakeProcesses(Watchable):
 
     def will_ignore(self, local_rank: int, *signals: int) -> None:
         """Let every later worker with this local rank ignore these signals."""
-        self._behaviour[local_rank] = (set(signals), self._behaviour.get(local_rank, (set(), False))[1])
+        self._ignored[local_rank] = set(signals)
 
     def will_be_stuck(self, local_rank: int) -> None:
         """Let every later worker with this local rank hang in the kernel, where no signal ends it."""
-        self._behaviour[local_rank] = (self._behaviour.get(local_rank, (set(), False))[0], True)
+        self._stuck.add(local_rank)
 
     def lose(self, reason: str = "it was killed by SIGKILL") -> None:
         """Kill the keeper, and with it all workers."""
@@ -140,8 +140,7 @@ class FakeProcesses(Watchable):
             self._queue(events.WorkerStartFailed(generation, local_rank, *refusal))
             return
         worker = FakeWorker(generation, local_rank, self._next_pid, launch)
-        ignores, worker.is_stuck = self._behaviour.get(local_rank, (set(), False))
-        worker.ignores = set(ignores)
+        worker.ignores, worker.is_stuck = set(self._ignored.get(local_rank, ())), local_rank in self._stuck
         self.workers[generation, local_rank] = worker
         self._queue(events.WorkerStarted(generation, local_rank, worker.pid))
         if self._is_lease_over:
@@ -263,18 +262,18 @@ class FakeProcesses(Watchable):
         if not self._clearing:
             return
         for worker in self.workers.values():
-            if worker.is_alive and worker.local_rank in self._held:
+            if self._is_held(worker):
                 continue
             is_spared = worker.was_stopped and not self._killing
             worker.children = [child for child in worker.children if is_spared and child.in_group]
             if worker.is_alive and not is_spared:
                 self._deliver(worker, signal.SIGKILL)
-        held = tuple(sorted(each.local_rank for each in self.workers.values() if each.is_alive and self._is_held(each)))
-        others = [worker for worker in self.workers.values() if not (worker.is_alive and self._is_held(worker))]
+        held = tuple(sorted(each.local_rank for each in self.workers.values() if self._is_held(each)))
+        others = [worker for worker in self.workers.values() if not self._is_held(worker)]
         if not any(worker.is_alive or worker.children for worker in others):
             generation, self._clearing, self._killing = self._clearing, 0, False
             self._held = set()
             self._queue(events.NodeCleared(generation, held, self._clear_number))
 
     def _is_held(self, worker: FakeWorker) -> bool:
-        return worker.local_rank in self._held
+        return worker.is_alive and worker.local_rank in self._held

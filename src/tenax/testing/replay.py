@@ -43,6 +43,7 @@ def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed
     lines: list[ReplayLine] = []
     differences: list[str] = []
     for number, step in enumerate(steps, 1):
+        checker.expect(machine.state, step.event)
         commands = machine.step(step.event, step.at)
         if commands != step.commands:
             differences.append(

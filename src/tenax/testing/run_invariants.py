@@ -73,16 +73,14 @@ class _Generation:
 
 
 class RunChecker:
-    """Checks one run. Call ``check`` after every step.
+    """Checks one run. Call ``expect`` before and ``check`` after every step.
 
-    A thorough checker encodes the whole state at every step, to detect that a message without effect changed it. A
-    checker that is not thorough is fast enough for thousands of nodes. ``decides_changes``: the restart policy may
-    charge a change of the nodes, keep a generation that could admit a node, or give up after a loss.
+    ``decides_changes``: the restart policy may charge a change of the nodes, keep a generation that could admit a node,
+    or give up after a loss.
     """
 
-    def __init__(self, settings: RunSettings, *, is_thorough: bool = True, decides_changes: bool = False) -> None:
+    def __init__(self, settings: RunSettings, *, decides_changes: bool = False) -> None:
         self._settings = settings
-        self._is_thorough = is_thorough
         self._decides_changes = decides_changes
         self._here: dict[str, messages.NodeInfo] = {}
         self._clear: set[str] = set()  # reported to be clear, and have no assignment since
@@ -105,15 +103,13 @@ class RunChecker:
         self._phase: type[run.RunPhase] = run.Gathering
         self._verdict: Verdict | None = None
         self._written = b""
-        self._is_written_before = False
         self._quiet: set[str] = set()  # nodes that reported to be quiet in the last generation
         self._is_hang_reported = False
 
     def expect(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
-        """Call this before each step to avoid encoding the state after every step."""
+        """Remember the state if the event must not change it."""
         must_change_nothing = isinstance(event, run.DrainRequested) or self._is_without_effect(event)
-        self._is_written_before = True
-        self._written = _encode(state) if self._is_thorough and must_change_nothing else b""
+        self._written = _encode(state) if must_change_nothing else b""
 
     def check(self, state: CoordinatorState, event: AnyCoordinatorEvent, step: Step, now: float | None = None) -> None:
         """Raise ``InvariantBroken`` unless the step from ``event`` kept every invariant."""
@@ -158,8 +154,6 @@ class RunChecker:
             raise InvariantBroken(f"C1: the last generation is {self._latest}, but the state has {state.generation}")
         self._phase = type(state.phase)
         self._ledger = _ledger(state)
-        if self._is_thorough and not self._is_written_before:
-            self._written = _encode(state)
 
     # --- events without effect ----------------------------------------------------------------------------------------
 
@@ -195,10 +189,8 @@ class RunChecker:
             raise InvariantBroken(f"C9: {event.node_id} is drained, but {sends} were sent")
 
     def _is_changed(self, state: CoordinatorState) -> bool:
-        is_written = self._written != b""
-        return (is_written and _decode(self._written) != state) or type(
-            state.phase
-        ) is not self._phase  # sets have no order
+        has_another_phase = type(state.phase) is not self._phase
+        return has_another_phase or (self._written != b"" and _decode(self._written) != state)  # sets have no order
 
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         if sends or self._is_changed(state):
@@ -207,8 +199,7 @@ class RunChecker:
     def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         if state.verdict != self._verdict or state.deadlines:
             raise InvariantBroken(f"C6: the run continues after its end: {state.phase.name}, {state.verdict}")
-        joined = event.message if isinstance(event, run.Received) else None
-        newcomer = joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
+        newcomer = _newcomer(event)
         for send in sends:
             sent = send.event
             is_the_same = isinstance(sent, events.RunEnded) and sent.verdict == self._verdict
@@ -232,8 +223,6 @@ class RunChecker:
         for deadline, at in state.deadlines.items():
             if now is not None and at < now + periods.get(deadline, 0.0):
                 raise InvariantBroken(f"C10: resumed, but {deadline.value} is due in {at - now:g} s")
-        if self._is_thorough and not self._is_written_before:
-            self._written = _encode(state)
 
     # --- received messages --------------------------------------------------------------------------------------------
 
@@ -267,11 +256,11 @@ class RunChecker:
     def _follow_hang(self, event: AnyCoordinatorEvent, sends: list[Send]) -> bool:
         """Follow a suspected hang; return whether its report must end the generation."""
         last, must_end = self._last, False
-        message = event.message if isinstance(event, run.Received) else None
-        if isinstance(event, run.Received) and isinstance(message, messages.NodeQuiet):
-            self._quiet.add(event.node_id)
-        elif isinstance(event, run.Received) and isinstance(message, messages.NodeBusy | messages.NodeSucceeded):
-            self._quiet.discard(event.node_id)
+        match event:
+            case run.Received(node_id, messages.NodeQuiet()):
+                self._quiet.add(node_id)
+            case run.Received(node_id, messages.NodeBusy() | messages.NodeSucceeded()):
+                self._quiet.discard(node_id)
         for send in sends:
             match send.event:
                 case events.StacksRequested():
@@ -345,8 +334,7 @@ class RunChecker:
 
     def _follow_second_stops(self, state: CoordinatorState, event: AnyCoordinatorEvent, sends: list[Send]) -> None:
         """Follow nodes that are clear, but must stop the workers that they hold."""
-        message = event.message if isinstance(event, run.Received) else None
-        newcomer = message.node.node_id if isinstance(message, messages.NodeJoined) else ""
+        newcomer = _newcomer(event)
         if isinstance(state.phase, run.Ending) and state.phase.stops:
             self._keeps_survivors = False  # an operator's restart, or a hang in which no rank stands out
         for send in sends:
@@ -634,9 +622,7 @@ class RunChecker:
 
     def _new_parts(self, event: AnyCoordinatorEvent, sends: list[Send]) -> _Parts:
         """Return the assignments in a new generation; a member that reconnects may be sent its current one again."""
-        joined = event.message if isinstance(event, run.Received) else None
-        newcomer = joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
-        again = self._last.parts.get(newcomer) if self._last is not None else None
+        again = self._last.parts.get(_newcomer(event)) if self._last is not None else None
         parts: _Parts = {}
         for send in sends:
             if isinstance(send.event, events.GenerationFormed) and (again is None or send.event.assignment != again):
@@ -803,6 +789,12 @@ class RunChecker:
             is_right = own <= self._failed
         if not is_right:
             raise InvariantBroken(f"C5: {verdict.outcome.value}, but the report has {sorted(failed)}")
+
+
+def _newcomer(event: AnyCoordinatorEvent) -> str:
+    """Return the node that joins with this event, or an empty string."""
+    joined = event.message if isinstance(event, run.Received) else None
+    return joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
 
 
 def _notified_of_end(sends: list[Send], generation: int) -> set[str]:

@@ -62,32 +62,32 @@ that nothing changed. The state is encoded and decoded before every step, and th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from tenax._core import coordinator as run
 from tenax._core import events, messages
-from tenax._core.coordinator import (
-    AnyCoordinatorEvent,
-    CoordinatorMachine,
-    CoordinatorState,
-    Over,
-    RunSettings,
-    Send,
-)
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunSettings, Send
 from tenax._core.ledger import Goodput, Spent
-from tenax._core.model import Failure, Stopped
+from tenax._core.model import Assignment, Failure, Stopped
 from tenax._core.policy import BudgetPolicy, RestartPolicy
 from tenax.testing.run_invariants import RunChecker
 from tenax.testing.scenario import (
+    EXIT,
+    NUMBER,
+    Fields,
+    Player,
     ScenarioError,
+    Transcript,
     describe_verdict,
-    evidence,
     format_time,
+    make,
+    make_evidence,
+    make_settings,
+    match_any,
+    parse_exit,
     parse_settings,
-    parse_signal,
-    parse_time,
     play_lines,
 )
 
@@ -103,117 +103,62 @@ def play_run_scenario(text: str, policies: Mapping[str, RestartPolicy] | None = 
 
     ``policies`` are the restart policies that ``policy NAME`` may name, besides ``budget``.
     """
-    return play_lines(text, _Player({"budget": BudgetPolicy(), **(policies or {})}).take)
+    known = {"budget": BudgetPolicy(), **(policies or {})}
+
+    def policy(name: str) -> RestartPolicy:
+        if name and name not in known:
+            raise ScenarioError(f"there is no policy {name!r}; there are {', '.join(known)}")
+        return known[name or "budget"]
+
+    return play_lines(text, Player(_RunTranscript, settings=_settings, policy=policy).take)
 
 
-class _Player:
-    """Runs a script line by line and returns the machine's output."""
-
-    def __init__(self, policies: Mapping[str, RestartPolicy]) -> None:
-        self._policies = policies
-        self._begin()
-
-    def _begin(self) -> None:
-        self._settings = _settings("")
-        self._policy = self._policies["budget"]
-        self._transcript: _Transcript | None = None
-
-    def take(self, line: str) -> list[str]:
-        keyword, _, rest = line.partition(" ")
-        match keyword:
-            case "scenario":
-                self._begin()
-                return []
-            case "settings" | "policy" if self._transcript is not None:
-                raise ScenarioError(f"{keyword} must come before the first event")
-            case "settings":
-                self._settings = _settings(rest)
-                return []
-            case "policy":
-                if rest not in self._policies:
-                    raise ScenarioError(f"there is no policy {rest!r}; there are {', '.join(self._policies)}")
-                self._policy = self._policies[rest]
-                return []
-            case "at":
-                if self._transcript is None:
-                    self._transcript = _Transcript(self._settings, self._policy)
-                return self._transcript.step(rest)
-        raise ScenarioError(f"{line!r} is not part of a scenario; write scenario, settings, policy, at, or indent it")
-
-
-class _Transcript:
-    """One coordinator with its checker, and the time."""
-
+class _RunTranscript(Transcript):
     def __init__(self, settings: RunSettings, policy: RestartPolicy) -> None:
         self._settings = settings
         self._policy = policy
-        self._state = CoordinatorState(settings)
+        self.state = CoordinatorState(settings)
         self._checker = RunChecker(settings, decides_changes=hasattr(policy, "decide_change"))
         self._nodes: dict[str, _Node] = {}
-        self._now = 0.0
         self._is_open = False
 
-    def step(self, text: str) -> list[str]:
-        """Step the machine with an event such as ``9 node b failed: rank 3 exited 1``; return its output."""
-        when, _, what = text.strip().partition(" ")
-        self._now = parse_time(when, self._now)
-        what = what.strip()
-        if not self._is_open:
-            self._is_open = True
-            if not what.startswith("opened"):
-                self._step(run.Opened())
-        before, ledger, deadlines = _encode(self._state), _ledger(self._state), self._state.deadlines
-        phases = [self._state.phase.name]
-        answers: list[str] = []
-        for event in self._events(what):
-            answers += [line for send in self._step(event) for line in describe_send(send, self._state)]
-            if self._state.phase.name != phases[-1]:
-                phases.append(self._state.phase.name)
-        state = self._state
-        if _ledger(state) != ledger:
-            answers.append(f"ledger: {_ledger(state)}")
-        if len(phases) > 1:
-            answers.append(" -> ".join(phases))
-        if state.deadlines != deadlines and not isinstance(state.phase, Over):
-            standing = sorted((deadline.value, at) for deadline, at in state.deadlines.items())
-            answers.append("deadlines: " + (", ".join(f"{name} {format_time(at)}" for name, at in standing) or "none"))
-        return answers or ["ignored" if _decode(before) == state else "noted"]
+    def prepare(self, text: str) -> None:
+        if not self._is_open and not text.startswith("opened"):
+            self._step(run.Opened())
+        self._is_open = True
+
+    @property
+    def counts(self) -> str:
+        state: CoordinatorState = self.state
+        requests = f", requests {state.requests}" if state.requests else ""
+        changes = f"membership changes {state.membership_changes}, drains {state.drains}"
+        return f"ledger: restarts {state.restarts_used}, {changes}{requests}"
+
+    def step(self, event: AnyCoordinatorEvent) -> list[str]:
+        return [line for send in self._step(event) for line in describe_send(send, self.state)]
 
     def _step(self, event: AnyCoordinatorEvent) -> list[Send]:
-        machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self._state)))
-        step = machine.step(event, self._now)
-        self._state = machine.state
-        self._checker.check(machine.state, event, step, self._now)
+        machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self.state)))
+        self._checker.expect(machine.state, event)
+        step = machine.step(event, self.now)
+        self.state = machine.state
+        self._checker.check(machine.state, event, step, self.now)
         for send in step.sends:
             if isinstance(send.event, events.GenerationFormed):
-                part = send.event.assignment
                 for node_id in send.to:
-                    self._nodes[node_id].generation = part.generation
-                    self._nodes[node_id].first_rank = part.first_global_rank
-                    self._nodes[node_id].store = part.store
+                    self._nodes[node_id].part = send.event.assignment
         return step.sends
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _events(self, text: str) -> Iterator[AnyCoordinatorEvent]:
-        if text == "tick":
-            yield run.Tick()
-        elif (resumed := _RESUMED.fullmatch(text)) is not None:
-            yield run.Resumed(float(resumed["seconds"]))
-        elif text.startswith("cancel: "):
-            yield run.CancelRequested(text.removeprefix("cancel: "))
-        elif (requested := _REQUESTED.fullmatch(text)) is not None:
-            name, why = requested["name"], requested["why"]
-            yield run.DrainRequested(name, why) if name else run.RestartRequested(why)
-        elif (opened := _OPENED.fullmatch(text)) is not None:
-            given = opened.groupdict(default="")
-            rank, generation, used = int(given["rank"] or -1), int(given["generation"] or 0), int(given["used"] or 0)
-            yield run.Opened(float(given["recover"] or 0), rank, generation, used)
-        elif (of_node := _OF_NODE.fullmatch(text)) is not None:
+    def events(self, text: str) -> Iterator[AnyCoordinatorEvent]:
+        of_node = _OF_NODE.fullmatch(text)
+        if of_node is None:
+            kind, fields = match_any(_GRAMMAR, text, _UNKNOWN)
+            yield make(kind, fields)
+        else:
             for name in of_node["names"].split(", "):
                 yield from self._node_events(name, int(of_node["generation"] or -1), of_node["what"])
-        else:
-            raise _unknown_event(text)
 
     def _node_events(self, name: str, generation: int, what: str) -> Iterator[AnyCoordinatorEvent]:
         short = _SHORT.fullmatch(what)
@@ -230,88 +175,51 @@ class _Transcript:
             yield run.NodeLost(name, what.removeprefix("lost: "))
             return
         node = self._nodes.setdefault(name, _Node(name, self._settings, None, ""))
-        yield run.Received(name, node.message(what, node.generation if generation < 0 else generation, self._now))
+        yield run.Received(name, node.message(what, node.generation if generation < 0 else generation, self.now))
 
 
 class _Node:
-    """A node of the script: its identity, its clock, and its last generation."""
+    """A node of the script: its identity, its clock, and its last assignment."""
 
     def __init__(self, name: str, settings: RunSettings, before: _Node | None, how: str) -> None:
-        self.generation: int = before.generation if before else 0
-        self.first_rank: int = before.first_rank if before else 0
+        self.part: Assignment | None = before.part if before else None
         self.clock_ahead_s: float = before.clock_ahead_s if before else 0.0
-        self.store: str = before.store if before else ""
-        info: dict[str, str | int] = {"node_id": name, "host": name}
-        info |= {"min_nodes": settings.min_nodes, "max_nodes": settings.max_nodes}
-        work: dict[str, int | bool | str] = {}
+        given: Fields = {}
         for clause in how.strip(", ").split(", ") if how.strip(", ") else []:
-            self._take(clause, info, work)
-        self.joined = messages.NodeJoined(msgspec.convert(info, messages.NodeInfo), **work)  # type: ignore[arg-type]
-        self.generation = max(self.generation, self.joined.generation)
+            given |= match_any(_CLAUSES, clause, "does not describe a node; see the top of tenax.testing.run_scenario")[
+                1
+            ]
+        if "clock" in given:
+            self.clock_ahead_s = float(given["clock"]) * (1 if given["way"] == "ahead" else -1)
+        if "work" in given:
+            given |= {"is_running": given["work"] == "running", "has_succeeded": given["work"] == "done with"}
+            given.setdefault("store", self.part.store if self.part else "")
+        if "min_nodes" in given:
+            given["max_nodes"] = given["max_nodes"] or given["min_nodes"]
+        own = {"node_id": name, "host": name, "min_nodes": settings.min_nodes, "max_nodes": settings.max_nodes}
+        self.joined = make(messages.NodeJoined, given, node=make(messages.NodeInfo, given, **own))
+        known = before.generation if before else 0
+        self._least_generation = max(known, self.joined.generation)
 
-    def _take(self, clause: str, info: dict[str, str | int], work: dict[str, int | bool | str]) -> None:
-        matched = _matching(_CLAUSES, clause)
-        if matched is None:
-            raise ScenarioError(f"{clause!r} does not describe a node; see the top of tenax.testing.run_scenario")
-        kind, found = matched
-        match kind:
-            case "slots" | "rank":
-                info[kind] = int(found["value"])
-            case "host" | "name" | "order" | "role":
-                info[kind] = found["value"]
-            case "span":
-                info["min_nodes"], info["max_nodes"] = int(found["least"]), int(found["most"] or found["least"])
-            case "clock":
-                self.clock_ahead_s = float(found["value"]) * (1 if found["way"] == "ahead" else -1)
-            case "restarts":
-                work["restarts_used"] = int(found["value"])
-            case "store":
-                work["store"] = found["value"]
-            case "work":
-                work["generation"] = int(found["generation"])
-                work.setdefault("store", self.store)
-                work["is_running"], work["has_succeeded"] = found["how"] == "running", found["how"] == "done with"
-                if found["rank"]:
-                    work["group_rank"], work["group_world_size"] = int(found["rank"]), int(found["size"])
+    @property
+    def generation(self) -> int:
+        return max(self._least_generation, self.part.generation if self.part else 0)
+
+    @property
+    def _first_rank(self) -> int:
+        return self.part.first_global_rank if self.part else 0
 
     def message(self, what: str, generation: int, now: float) -> messages.FromNode:
-        matched = _matching(_MESSAGES, what)
-        if matched is None:
-            raise _unknown_event(what)
-        kind, fields = matched
-        match kind:
-            case "ready":
-                port = int(fields["port"] or 0)
-                held = int(fields["held"] or 0)
-                return messages.NodeReady(generation, fields["host"], port, bool(fields["agent"]), held=held)
-            case "running":
-                pids = range(100 * generation, 100 * generation + self.joined.node.slots)
-                return messages.WorkersRunning(generation, tuple(pids), int(fields["survivors"] or 0))
-            case "step":
-                return self._progress(fields, generation, now)
-            case "failed":
-                failure = self._failure(fields["failure"], generation, now)
-                return messages.FailureSeen(generation, failure, now + self.clock_ahead_s)
-            case "stopped":
-                return self._stopped(fields["ends"], bool(fields["cut_off"]), generation, now)
-            case "succeeded":
-                return messages.NodeSucceeded(generation)
-            case "quiet":
-                ahead = self.clock_ahead_s
-                return messages.NodeQuiet(generation, now + ahead, float(fields["since"]) + ahead, fields["why"])
-            case "busy":
-                return messages.NodeBusy(generation, fields["activity"])
-            case "stacks":
-                return self._stacks(fields, generation)
-            case "draining":
-                return messages.NodeDraining(generation, float(fields["grace"]), fields["why"])
-            case "will leave":
-                return messages.NodeWillLeave(
-                    generation, fields["why"], float(fields["soon"]) if fields["soon"] else None
-                )
-        return messages.NodeLeft(fields["why"], is_clear=not fields["stuck"])
+        rule, fields = match_any(_MESSAGES, what, _UNKNOWN)
+        ahead = self.clock_ahead_s
+        if isinstance(rule, type):
+            pids = tuple(range(100 * generation, 100 * generation + self.joined.node.slots))
+            if "since" in fields:
+                fields["since"] = float(fields["since"]) + ahead
+            return make(rule, fields, generation=generation, sent_at=now + ahead, pids=pids)
+        return rule(self, fields, generation, now)
 
-    def _progress(self, fields: _Fields, generation: int, now: float) -> messages.NodeProgress:
+    def progress(self, fields: Fields, generation: int, now: float) -> messages.NodeProgress:
         """Report the progress of the first worker."""
         since, until = float(fields["since"] or now), float(fields["until"] or now)
         first, last = int(fields["first"] or fields["last"]), int(fields["last"])
@@ -320,7 +228,7 @@ class _Node:
             generation, now + ahead, (messages.WorkerProgress(0, first, last, since + ahead, until + ahead),)
         )
 
-    def _stacks(self, fields: _Fields, generation: int) -> messages.StacksTaken:
+    def stacks(self, fields: Fields, generation: int, _: float) -> messages.StacksTaken:
         locations = []
         for each in fields["locations"].split("; "):
             at = re.fullmatch(r"rank (\d+) (?:in (\w+)|not known, (.+))", each)
@@ -330,15 +238,20 @@ class _Node:
                 )
             rank, frames = int(at[1]), (f"train.py:1 in {at[2]}",) if at[2] else ()
             pid, stacks = 100 * generation + rank, "its stacks" if frames else ""
-            local_rank = rank - self.first_rank
+            local_rank = rank - self._first_rank
             locations.append(messages.StackLocation((rank,), frames, (), stacks, at[3] or "", local_rank, pid))
         return messages.StacksTaken(generation, int(fields["number"]), tuple(locations))
 
-    def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> messages.NodeStopped:
+    def failed(self, fields: Fields, generation: int, now: float) -> messages.FailureSeen:
+        return messages.FailureSeen(
+            generation, self._failure(fields["failure"], generation, now), now + self.clock_ahead_s
+        )
+
+    def stopped(self, fields: Fields, generation: int, now: float) -> messages.NodeStopped:
         failures: list[Failure] = []
         stopped: list[Stopped] = []
         held: list[int] = []
-        for end in ends.split("; ") if ends else []:
+        for end in fields["ends"].split("; ") if fields["ends"] else []:
             other = re.fullmatch(r"rank (\d+) (stopped|held)", end)
             if other is None:
                 failures.append(self._failure(end, generation, now))
@@ -346,96 +259,95 @@ class _Node:
                 held.append(int(other[1]))
             else:
                 rank = int(other[1])
-                stopped.append(Stopped(rank - self.first_rank, rank, 100 * generation + rank, -_SIGTERM))
-        sent_at = now + self.clock_ahead_s
+                stopped.append(Stopped(rank - self._first_rank, rank, 100 * generation + rank, -_SIGTERM))
+        sent_at, was_cut_off = now + self.clock_ahead_s, bool(fields["was_cut_off"])
         return messages.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off, tuple(held))
+
+    def left(self, fields: Fields, *_: object) -> messages.NodeLeft:
+        return messages.NodeLeft(fields["why"], is_clear=not fields["stuck"])
 
     def _failure(self, text: str, generation: int, now: float) -> Failure:
         """Parse a failure, with its times on the node's clock."""
         fields = _FAILURE.fullmatch(text)
         if fields is None:
             raise ScenarioError(f"{text!r} is not a failure; write 'rank 1 exited 3' or 'rank 1 killed by SIGSEGV'")
-        rank = int(fields["rank"])
-        exit_code = -parse_signal(fields["signal"]) if fields["signal"] else int(fields["code"])
-        seen_at = float(fields["seen_at"]) if fields["seen_at"] else now
-        raised_at = float(fields["raised_at"]) if fields["raised_at"] else None
-        found = evidence(fields["message"] or "", raised_at)
-        local_rank, pid = rank - self.first_rank, 100 * generation + rank
+        rank, seen_at = int(fields["rank"]), float(fields["seen_at"]) if fields["seen_at"] else now
+        found = make_evidence(fields["message"] or "", fields["raised_at"] or "")
+        local_rank, pid, exit_code = rank - self._first_rank, 100 * generation + rank, parse_exit(fields["exit_code"])
         failure = Failure(generation, local_rank, rank, pid, exit_code, seen_at, evidence=found)
         return failure.shifted(self.clock_ahead_s)
 
 
-_Fields = dict[str, str]  # the named groups of a match; "" if a group is absent
-
+_UNKNOWN = "is not an event; the events are listed at the top of tenax.testing.run_scenario"
 _NAME = r"[\w.-]+"
-_NUMBER = r"[\d.]+"
-_OPENED = re.compile(
-    rf"opened(?:, recover (?P<recover>{_NUMBER}) s)?(?:, dead rank (?P<rank>\d+))?"
-    r"(?:, generation (?P<generation>\d+))?(?:, restarts used (?P<used>\d+))?"
+# In all grammars, a pattern comes with the struct of which its groups are fields, or with what returns it.
+_GRAMMAR: tuple[tuple[str, type[AnyCoordinatorEvent]], ...] = (
+    (r"tick", run.Tick),
+    (rf"resumed after (?P<absent_s>{NUMBER}) s", run.Resumed),
+    (r"cancel: (?P<why>.*)", run.CancelRequested),
+    (r"restart requested: (?P<why>.+)", run.RestartRequested),
+    (rf"drain (?P<node_id>{_NAME}) requested: (?P<why>.+)", run.DrainRequested),
+    (
+        rf"opened(?:, recover (?P<recover_s>{NUMBER}) s)?(?:, dead rank (?P<dead_rank>\d+))?"
+        r"(?:, generation (?P<generation>\d+))?(?:, restarts used (?P<restarts_used>\d+))?",
+        run.Opened,
+    ),
 )
-_RESUMED = re.compile(rf"resumed after (?P<seconds>{_NUMBER}) s")
-_REQUESTED = re.compile(rf"(?:restart|drain (?P<name>{_NAME})) requested: (?P<why>.+)")
 _OF_NODE = re.compile(rf"nodes? (?P<names>{_NAME}(?:, {_NAME})*)(?: of generation (?P<generation>\d+))? (?P<what>.+)")
 _SHORT = re.compile(r"(?:up(?P<how>.*)|(?P<first>stopped) and ready)")
 _FAILURE = re.compile(
-    r"rank (?P<rank>\d+) (?:exited (?P<code>\d+)|killed by (?P<signal>SIG\w+))"
-    rf"(?:, seen at (?P<seen_at>{_NUMBER}))?(?:, raised at (?P<raised_at>{_NUMBER}))?(?:, (?P<message>.+))?"
+    rf"rank (?P<rank>\d+) {EXIT}"
+    rf"(?:, seen at (?P<seen_at>{NUMBER}))?(?:, raised at (?P<raised_at>{NUMBER}))?(?:, (?P<message>.+))?"
 )
-_CLAUSES = {
-    "slots": r"with (?P<value>\d+) slots?",
-    "rank": r"asking for rank (?P<value>\d+)",
-    "host": rf"on (?P<value>{_NAME})",
-    "name": rf"named (?P<value>{_NAME})",
-    "order": r"order (?P<value>\S+)",
-    "role": rf"role (?P<value>{_NAME})",
-    "span": r"for (?P<least>\d+)(?: to (?P<most>\d+))? nodes?",
-    "clock": rf"clock (?P<value>{_NUMBER}) (?P<way>ahead|behind)",
-    "restarts": r"restarts used (?P<value>\d+)",
-    "store": r"with its store at (?P<value>\S+)",
-    "work": r"(?P<how>running|done with|after) generation (?P<generation>\d+)(?: as (?P<rank>\d+) of (?P<size>\d+))?",
-}
-_MESSAGES = {
-    "ready": rf"ready(?:, store at (?P<host>{_NAME}):(?P<port>\d+))?(?P<agent>, served by the agent)?"
-    r"(?:, (?P<held>\d+) held)?",
-    "running": r"running(?:, (?P<survivors>\d+) survived)?",
-    "step": rf"at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, since (?P<since>{_NUMBER}))?"
-    rf"(?:, until (?P<until>{_NUMBER}))?",
-    "failed": r"failed: (?P<failure>.+)",
-    "stopped": r"stopped(?P<cut_off>, cut off)?(?:: (?P<ends>.+))?",
-    "succeeded": r"succeeded",
-    "quiet": rf"quiet since (?P<since>{_NUMBER}): (?P<why>.+)",
-    "busy": r"busy: (?P<activity>.+)",
-    "stacks": r"sent stacks, suspicion (?P<number>\d+): (?P<locations>.+)",
-    "draining": rf"draining, grace (?P<grace>{_NUMBER}): (?P<why>.+)",
-    "will leave": rf"will leave(?:, in (?P<soon>{_NUMBER}) s)?: (?P<why>.+)",
-    "left": r"left(?P<stuck>, not clear)?: (?P<why>.+)",
-}
-
-
-def _matching(grammar: Mapping[str, str], text: str) -> tuple[str, _Fields] | None:
-    for kind, pattern in grammar.items():
-        match = re.fullmatch(pattern, text)
-        if match is not None:
-            return kind, match.groupdict(default="")
-    return None
-
-
-def _unknown_event(text: str) -> ScenarioError:
-    return ScenarioError(f"{text!r} is not an event; the events are listed at the top of tenax.testing.run_scenario")
+_CLAUSES = tuple(
+    (pattern, None)
+    for pattern in (
+        r"with (?P<slots>\d+) slots?",
+        r"asking for rank (?P<rank>\d+)",
+        rf"on (?P<host>{_NAME})",
+        rf"named (?P<name>{_NAME})",
+        r"order (?P<order>\S+)",
+        rf"role (?P<role>{_NAME})",
+        r"for (?P<min_nodes>\d+)(?: to (?P<max_nodes>\d+))? nodes?",
+        rf"clock (?P<clock>{NUMBER}) (?P<way>ahead|behind)",
+        r"restarts used (?P<restarts_used>\d+)",
+        r"with its store at (?P<store>\S+)",
+        r"(?P<work>running|done with|after) generation (?P<generation>\d+)"
+        r"(?: as (?P<group_rank>\d+) of (?P<group_world_size>\d+))?",
+    )
+)
+_MESSAGES: tuple[
+    tuple[str, type[messages.FromNode] | Callable[[_Node, Fields, int, float], messages.FromNode]], ...
+] = (
+    (
+        rf"ready(?:, store at (?P<store_addr>{_NAME}):(?P<store_port>\d+))?"
+        r"(?P<is_agent_store>, served by the agent)?(?:, (?P<held>\d+) held)?",
+        messages.NodeReady,
+    ),
+    (r"running(?:, (?P<survivors>\d+) survived)?", messages.WorkersRunning),
+    (
+        rf"at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, since (?P<since>{NUMBER}))?"
+        rf"(?:, until (?P<until>{NUMBER}))?",
+        _Node.progress,
+    ),
+    (r"failed: (?P<failure>.+)", _Node.failed),
+    (r"stopped(?P<was_cut_off>, cut off)?(?:: (?P<ends>.+))?", _Node.stopped),
+    (r"succeeded", messages.NodeSucceeded),
+    (rf"quiet since (?P<since>{NUMBER}): (?P<why>.+)", messages.NodeQuiet),
+    (r"busy: (?P<why>.+)", messages.NodeBusy),
+    (r"sent stacks, suspicion (?P<number>\d+): (?P<locations>.+)", _Node.stacks),
+    (rf"draining, grace (?P<grace_s>{NUMBER}): (?P<why>.+)", messages.NodeDraining),
+    (rf"will leave(?:, in (?P<in_s>{NUMBER}) s)?: (?P<why>.+)", messages.NodeWillLeave),
+    (r"left(?P<stuck>, not clear)?: (?P<why>.+)", _Node.left),
+)
 
 
 def _settings(text: str) -> RunSettings:
-    given = {"run_id": "run"}
-    for name, value in parse_settings(text).items():
-        if name == "nodes":
-            minimum, _, maximum = value.partition(":")
-            given |= {"min_nodes": minimum, "max_nodes": maximum or minimum}
-        else:
-            given[name] = value
-    try:
-        return msgspec.convert(given, RunSettings, strict=False)
-    except msgspec.ValidationError as error:
-        raise ScenarioError(f"{error}; the settings are nodes, {', '.join(RunSettings.__struct_fields__)}") from None
+    given = {"run_id": "run", **parse_settings(text)}
+    if "nodes" in given:
+        given["min_nodes"], _, maximum = given.pop("nodes").partition(":")
+        given["max_nodes"] = maximum or given["min_nodes"]
+    return make_settings(RunSettings, given, "nodes")
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -498,7 +410,7 @@ def _describe_goodput(goodput: Goodput | None) -> list[str]:
     """Describe how the time was spent, if workers were reported to be running."""
     if goodput is None or not goodput.spent.training_s + goodput.spent.lost_s + goodput.spent.hung_s:
         return []
-    seconds = {name: getattr(goodput.spent, name) for name in _SPENT}
+    seconds = {name: getattr(goodput.spent, name) for name in Spent.__struct_fields__}
     parts = [f"{name.removesuffix('_s')} {format_time(s)} s" for name, s in seconds.items() if s or name != "hung_s"]
     if goodput.lost_steps:
         parts.append(f"lost steps {goodput.lost_steps}")
@@ -506,12 +418,3 @@ def _describe_goodput(goodput: Goodput | None) -> list[str]:
         if mean.seconds is not None:
             parts.append(f"{what} within {format_time(mean.seconds)} s")
     return [f"    spent: {', '.join(parts)}"]
-
-
-_SPENT = Spent.__struct_fields__
-
-
-def _ledger(state: CoordinatorState) -> str:
-    changes, drains = state.membership_changes, state.drains
-    requests = f", requests {state.requests}" if state.requests else ""
-    return f"restarts {state.restarts_used}, membership changes {changes}, drains {drains}{requests}"

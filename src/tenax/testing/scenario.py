@@ -66,8 +66,12 @@ invariants are checked after every step (``tenax.testing.agent_invariants``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from itertools import groupby
 from signal import Signals
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -87,6 +91,10 @@ __all__ = [
     "play_scenario",
     "split_scenarios",
 ]
+
+Made = TypeVar("Made")
+MadeStruct = TypeVar("MadeStruct", bound=msgspec.Struct)
+Rule = TypeVar("Rule")
 
 _INDENT = "    "
 _HOLD_S = 5.0
@@ -131,74 +139,111 @@ def play_lines(text: str, take: Callable[[str], list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def play_scenario(text: str) -> str:
-    """Run every scenario of ``text``; return it with the machine's current output."""
-    return play_lines(text, _Player().take)
+class Player:
+    """Runs a script line by line and returns the output of machines."""
 
-
-class _Player:
-    """Runs a script line by line and returns the machine's output."""
-
-    def __init__(self) -> None:
+    def __init__(self, open_transcript: Callable[..., Transcript], **directives: Callable[[str], object]) -> None:
+        """``directives``: how lines before the first event are parsed, by their keyword; "" is the default."""
+        self._open = open_transcript
+        self._directives = directives
         self._begin()
 
     def _begin(self) -> None:
-        self._settings = _settings("")
-        self._transcript: _Transcript | None = None
+        self._given = {keyword: parse("") for keyword, parse in self._directives.items()}
+        self._transcript: Transcript | None = None
 
     def take(self, line: str) -> list[str]:
         keyword, _, rest = line.partition(" ")
-        match keyword:
-            case "scenario":
-                self._begin()
-                return []
-            case "settings" if self._transcript is not None:
-                raise ScenarioError("settings must come before the first event")
-            case "settings":
-                self._settings = _settings(rest)
-                return []
-            case "at":
-                if self._transcript is None:
-                    self._transcript = _Transcript(AgentMachine(self._settings))
-                return self._transcript.step(rest)
-        raise ScenarioError(f"{line!r} is not part of a scenario; write scenario, settings, at, or indent it")
+        if keyword == "at":
+            self._transcript = self._transcript or self._open(**self._given)
+            return self._transcript.play(rest)
+        if keyword == "scenario":
+            self._begin()
+        elif keyword not in self._directives:
+            known = ", ".join(("scenario", *self._directives))
+            raise ScenarioError(f"{line!r} is not part of a scenario; write {known}, at, or indent it")
+        elif self._transcript is not None:
+            raise ScenarioError(f"{keyword} must come before the first event")
+        else:
+            self._given[keyword] = self._directives[keyword](rest)
+        return []
 
 
-class _Transcript:
+class Transcript(ABC):
     """One machine with its checker, and the time."""
 
-    def __init__(self, machine: AgentMachine) -> None:
-        self._machine = machine
-        self._checker = InvariantChecker(machine.state)
-        self._now = 0.0
+    state: Any
+    now = 0.0
 
-    def step(self, text: str) -> list[str]:
-        """Step the machine with an event such as ``5 worker 1 exited 3``; return its output."""
+    @property
+    def counts(self) -> str:
+        """The counters of the state, as text."""
+        return ""
+
+    def prepare(self, text: str) -> None:  # noqa: B027 - optional
+        """Runs before the events of a line."""
+
+    @abstractmethod
+    def events(self, text: str) -> Iterable[Any]:
+        """Parse the events of a line. Each may depend on the state after the one before."""
+
+    @abstractmethod
+    def step(self, event: Any) -> Iterable[str]:
+        """Step the machine, check its invariants, and describe its output."""
+
+    def play(self, text: str) -> list[str]:
+        """Play an event such as ``5 worker 1 exited 3``; return the machine's output."""
         when, _, what = text.strip().partition(" ")
-        now = self._now = parse_time(when, self._now)
-        state = self._machine.state
-        before = msgspec.json.encode(state)
-        deadlines = dict(state.deadlines)
-        phases = [state.phase]
+        self.now = _parse_time(when, self.now)
+        self.prepare(what.strip())
+        before, counts, phases = deepcopy(self.state), self.counts, [self.state.phase.name.lower()]
         answers: list[str] = []
-        for event in self._events(what.strip()):
-            issued = self._machine.step(event, now)
-            self._checker.check(state, event, issued)
-            for command in issued:
-                answers.extend(describe_command(command))
-            if state.phase is not phases[-1]:
-                phases.append(state.phase)
-        if len(phases) > 1:
-            answers.append(" -> ".join(phase.value for phase in phases))
-        if state.deadlines != deadlines and state.phase is not Phase.ENDED:
-            standing = sorted((deadline.value, at) for deadline, at in state.deadlines.items())
+        for event in self.events(what.strip()):
+            answers += self.step(event)
+            phases.append(self.state.phase.name.lower())
+        if self.counts != counts:
+            answers.append(self.counts)
+        if len(path := [name for name, _ in groupby(phases)]) > 1:
+            answers.append(" -> ".join(path))
+        if self.state.deadlines != before.deadlines and self.state.verdict is None:
+            standing = sorted((deadline.value, at) for deadline, at in self.state.deadlines.items())
             answers.append("deadlines: " + (", ".join(f"{name} {format_time(at)}" for name, at in standing) or "none"))
-        return answers or ["ignored" if msgspec.json.encode(state) == before else "noted"]
+        return answers or ["ignored" if self.state == before else "noted"]
 
-    def _events(self, text: str) -> Iterator[AnyEvent]:
-        state = self._machine.state
+
+def _parse_time(text: str, now: float) -> float:
+    """Parse the time after ``at``, which must not be before ``now``."""
+    try:
+        time = float(text)
+    except ValueError:
+        raise ScenarioError(f"{text!r} is not a time; write 'at SECONDS EVENT'") from None
+    if time < now:
+        raise ScenarioError(f"time went back from {now:g} to {time:g}")
+    return time
+
+
+def play_scenario(text: str) -> str:
+    """Run every scenario of ``text``; return it with the machine's current output."""
+    return play_lines(text, Player(_AgentTranscript, settings=_settings).take)
+
+
+class _AgentTranscript(Transcript):
+    def __init__(self, settings: AgentSettings) -> None:
+        self._machine = AgentMachine(settings)
+        self.state = self._machine.state
+        self._checker = InvariantChecker(self.state)
+
+    def step(self, event: AnyEvent) -> Iterator[str]:
+        self._checker.expect(self.state, event)
+        issued = self._machine.step(event, self.now)
+        self._checker.check(self.state, event, issued)
+        for command in issued:
+            yield from describe_command(command)
+
+    def events(self, text: str) -> Iterator[AnyEvent]:
+        state: AgentState = self.state
         if (over := _RUN_ENDED.fullmatch(text)) is not None:
-            yield _run_ended(over["outcome"], over["why"], over["sent_at"], self._now, state)
+            yield _run_ended(over["outcome"], over["why"], over["sent_at"], self.now, state)
             return
         if text == "workers opted in":
             yield from (events.WorkerOptedIn(state.generation, rank, _HOLD_S) for rank in state.workers)
@@ -211,23 +256,34 @@ class _Transcript:
             yield events.RunRequested()
         pids = {rank: state.workers[rank].pid for rank in state.last.held()}
         generation, count = int(short["formed"]), state.settings.local_world_size
-        yield events.GenerationFormed(_assignment(generation, 0, count, int(short["restarts"] or 0)))
+        yield _formed(short.groupdict(default="") | {"first": "", "local_world_size": count})
         for rank in range(count):
-            yield events.WorkerStarted(generation, rank, pids.get(rank, 100 * generation + rank))
-
-
-def parse_time(text: str, now: float) -> float:
-    """Parse the time after ``at``, which must not be before ``now``."""
-    try:
-        time = float(text)
-    except ValueError:
-        raise ScenarioError(f"{text!r} is not a time; write 'at SECONDS EVENT'") from None
-    if time < now:
-        raise ScenarioError(f"time went back from {now:g} to {time:g}")
-    return time
+            yield events.WorkerStarted(generation, rank, pids.get(rank, _pid(generation, rank)))
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
+
+Fields = dict[str, Any]  # the named groups of a match; "" if a group is absent
+
+
+def match_any(grammar: Iterable[tuple[str, Rule]], text: str, what: str) -> tuple[Rule, Fields]:
+    """Return the first rule whose pattern matches the text, and the groups of the match. ``what`` a rule describes."""
+    for pattern, rule in grammar:
+        if (found := re.fullmatch(pattern, text)) is not None:
+            return rule, found.groupdict(default="")
+    raise ScenarioError(f"{text!r} {what}")
+
+
+def make(kind: type[Made], fields: Fields, **others: object) -> Made:
+    """Return a struct of the fields that are not empty, converted to their types; ``others`` are the defaults."""
+    given = {name: name in _FLAGS or value for name, value in fields.items() if value != ""}
+    try:
+        return msgspec.convert(others | given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{kind.__name__}: {error}") from None
+
+
+_FLAGS = frozenset({"is_late", "stops", "before_stop", "wrote_error", "is_agent_store", "was_cut_off"})
 
 
 def parse_event(text: str, generation: int = 1, local_world_size: int = 1) -> AnyEvent:
@@ -235,33 +291,32 @@ def parse_event(text: str, generation: int = 1, local_world_size: int = 1) -> An
 
     ``run ended`` is not supported, because it depends on the messages before it.
     """
-    for pattern, build in _GRAMMAR:
-        match = pattern.fullmatch(text)
-        if match is not None:
-            fields = match.groupdict(default="")
-            fields["generation"] = fields.get("generation") or str(generation)
-            fields["workers"] = str(local_world_size)
-            return build(fields)
-    raise ScenarioError(f"{text!r} is not an event; the events are listed at the top of tenax.testing.scenario")
+    unknown = "is not an event; the events are listed at the top of tenax.testing.scenario"
+    rule, fields = match_any(_GRAMMAR, text, unknown)
+    of, rank = int(fields.get("generation") or generation), int(fields.get("local_rank") or 0)
+    fields = {name: _PARSERS[name](text) if text and name in _PARSERS else text for name, text in fields.items()}
+    fields |= {"generation": of, "local_world_size": local_world_size}
+    if not isinstance(rule, type):
+        return rule(fields)
+    return make(rule, fields, pid=_pid(of, rank), timeout_s=_HOLD_S, expiration_time=1e9)
 
 
-_Fields = dict[str, str]  # the named groups of a match; "" if a group is absent
+def _pid(generation: int, rank: int) -> int:
+    """Return the process of a rank, as in ``generation 1 up``."""
+    return 100 * generation + rank
 
 
-def _formed(fields: _Fields) -> AnyEvent:
-    first, restarts = int(fields["first"] or 0), int(fields["restarts"] or 0)
-    return events.GenerationFormed(_assignment(int(fields["formed"]), first, int(fields["workers"]), restarts))
-
-
-def _assignment(generation: int, first_global_rank: int, local_world_size: int, restarts_used: int) -> Assignment:
-    world_size = first_global_rank + local_world_size
-    return Assignment(
-        generation,
-        first_global_rank=first_global_rank,
-        world_size=world_size,
-        first_role_rank=first_global_rank,
-        role_world_size=world_size,
-        restarts_used=restarts_used,
+def _formed(fields: Fields) -> AnyEvent:
+    first, count = int(fields["first"] or 0), int(fields["local_world_size"])
+    return events.GenerationFormed(
+        Assignment(
+            int(fields["formed"]),
+            first_global_rank=first,
+            world_size=first + count,
+            first_role_rank=first,
+            role_world_size=first + count,
+            restarts_used=int(fields["restarts"] or 0),
+        )
     )
 
 
@@ -288,188 +343,43 @@ def _run_ended(outcome: str, why: str, sent_at: str | None, now: float, state: A
     return events.RunEnded(verdict, clock)
 
 
-def _started(fields: _Fields) -> AnyEvent:
-    return events.WorkerStarted(int(fields["generation"]), int(fields["rank"]), int(fields["pid"]))
+def _at_step(fields: Fields) -> AnyEvent:
+    first, last = int(fields["first"] or fields["last"]), int(fields["last"])
+    progress = messages.WorkerProgress(int(fields["local_rank"]), first, last, 1.0, 2.0, fields["phase"])
+    return events.ProgressSeen(fields["generation"], (progress,))
 
 
-def _opted_in(fields: _Fields) -> AnyEvent:
-    timeout_s = float(fields["timeout_s"]) if fields["timeout_s"] else _HOLD_S
-    return events.WorkerOptedIn(int(fields["generation"]), int(fields["rank"]), timeout_s)
-
-
-def _at_step(fields: _Fields) -> AnyEvent:
-    rank, first, last = int(fields["rank"]), int(fields["first"] or fields["last"]), int(fields["last"])
-    progress = messages.WorkerProgress(rank, first, last, 1.0, 2.0, fields["phase"])
-    return events.ProgressSeen(int(fields["generation"]), (progress,))
-
-
-def _not_started(fields: _Fields) -> AnyEvent:
-    return events.WorkerStartFailed(
-        int(fields["generation"]), int(fields["rank"]), fields["reason"], int(fields["code"])
-    )
-
-
-def _exited(fields: _Fields) -> AnyEvent:
-    return _ended(fields, int(fields["code"]), fields["fault"])
-
-
-def _killed(fields: _Fields) -> AnyEvent:
-    return _ended(fields, -parse_signal(fields["signal"]), "")
-
-
-def _ended(fields: _Fields, exit_code: int, fault: str) -> AnyEvent:
-    before_stop, wrote_error = bool(fields["before_stop"]), bool(fields["wrote_error"])
-    return events.WorkerExited(
-        int(fields["generation"]), int(fields["rank"]), exit_code, fault, before_stop, wrote_error
-    )
-
-
-def _examined(fields: _Fields) -> AnyEvent:
-    raised_at = float(fields["raised_at"]) if fields["raised_at"] else None
-    found = evidence(fields["message"], raised_at)
+def _examined(fields: Fields) -> AnyEvent:
+    found = make_evidence(fields["message"], fields["raised_at"])
     if fields["stacks"]:
         found = msgspec.structs.replace(found, stacks="Current thread (most recent call first): ...")
-    return events.FailureExamined(int(fields["generation"]), int(fields["rank"]), found)
+    return events.FailureExamined(fields["generation"], int(fields["local_rank"]), found)
 
 
-def _late(fields: _Fields) -> AnyEvent:
-    generation, rank, after_s = int(fields["generation"]), int(fields["rank"]), float(fields["after_s"])
-    signal = parse_signal(fields["signal"]) if fields["signal"] else 0
-    pid = 100 * generation + rank  # as after ``generation 1 up``
-    return events.ScopeExpired(generation, rank, pid, fields["scope"], after_s, 1e9, signal)
+def make_evidence(message: str, raised_at: str) -> Evidence:
+    """Return evidence with a message such as ``RuntimeError: boom``."""
+    error_type = message.partition(":")[0] if ":" in message else ""
+    return Evidence(error_type, message, raised_at=float(raised_at) if raised_at else None)
 
 
-def _quiet(fields: _Fields) -> AnyEvent:
-    stopped = (int(fields["stopped"]),) if fields["stopped"] else ()
-    return events.QuietSeen(int(fields["generation"]), float(fields["since"]), fields["why"], stopped)
+def _hang_found(fields: Fields) -> AnyEvent:
+    report = messages.HangReport(fields["generation"], nodes=1, workers=1, quiet_s=60.0, why="no step", locations=())
+    return events.HangFound(fields["generation"], report)
 
 
-def _stacks_read(fields: _Fields) -> AnyEvent:
+def _parse_ranks(text: str) -> list[str]:
+    return re.findall(r"\d+", text)
+
+
+def _parse_stacks(text: str) -> list[events.WorkerStacks]:
     workers = []
-    for each in fields["workers_at"].split("; "):
+    for each in text.split("; "):
         at = re.fullmatch(r"worker (\d+) in (\w+)", each)
         if at is None:
             raise ScenarioError(f"{each!r} does not describe stacks; write 'worker 0 in FUNCTION'")
         dump = f'Current thread 0x1 (most recent call first):\n  File "train.py", line 1 in {at[2]}'
         workers.append(events.WorkerStacks(int(at[1]), dump))
-    return events.StacksRead(int(fields["generation"]), int(fields["number"]), tuple(workers))
-
-
-def _hang(generation: int) -> messages.HangReport:
-    return messages.HangReport(generation, nodes=1, workers=1, quiet_s=60.0, why="no step", locations=())
-
-
-def evidence(message: str, raised_at: float | None) -> Evidence:
-    """Return evidence with a message such as ``RuntimeError: boom``."""
-    return Evidence(
-        error_type=message.partition(":")[0] if ":" in message else "", message=message, raised_at=raised_at
-    )
-
-
-def _signalled(fields: _Fields) -> AnyEvent:
-    return events.SignalReceived(parse_signal(fields["signal"]), _seconds(fields["grace_s"]))
-
-
-def _noticed(fields: _Fields) -> AnyEvent:
-    return events.LeaveNoticed(int(fields["generation"]), fields["host"], fields["why"], _seconds(fields["in_s"]))
-
-
-def _seconds(fields: str) -> float | None:
-    return float(fields) if fields else None
-
-
-_OF = r"(?: of generation (?P<generation>\d+))?"
-_WORKER = rf"worker (?P<rank>\d+){_OF}"
-_HOW = r"(?P<before_stop>, before the stop)?(?P<wrote_error>, error written)?"
-_IN = r"(?:, in (?P<in_s>[\d.]+) s)?"
-_RESTARTS = r"(?:, restarts used (?P<restarts>\d+))?"
-_RUN_ENDED = re.compile(r"run ended(?:, sent at (?P<sent_at>[\d.]+))?: (?P<outcome>\w+), (?P<why>.+)")
-
-_GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Fields], AnyEvent]], ...] = tuple(
-    (re.compile(pattern), build)
-    for pattern, build in (
-        (r"run requested", lambda _: events.RunRequested()),
-        (rf"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?{_RESTARTS}", _formed),
-        (
-            r"generation (?P<generation>\d+) ended(?P<late>, late)?(?P<stops>, stops)?"
-            r"(?:, rank (?P<hung>\d+) hung)?: (?P<why>.+)",
-            lambda fields: events.GenerationEnded(
-                int(fields["generation"]),
-                fields["why"],
-                bool(fields["late"]),
-                stops=bool(fields["stops"]),
-                hung=int(fields["hung"]) if fields["hung"] else None,
-            ),
-        ),
-        (r"join refused: (?P<reason>.+)", lambda fields: events.JoinRefused(fields["reason"])),
-        (r"leave requested: (?P<why>.+)", lambda fields: events.LeaveRequested(fields["why"])),
-        (r"waiting: (?P<why>.+)", lambda fields: events.Waiting(fields["why"])),
-        (rf"fenced{_OF}: (?P<why>.+)", lambda fields: events.Fenced(int(fields["generation"]), fields["why"])),
-        (rf"leave noticed{_OF} from (?P<host>[^\s,:]+){_IN}: (?P<why>.+)", _noticed),
-        (rf"notice{_IN}: (?P<why>.+)", lambda fields: events.NoticeReceived(fields["why"], _seconds(fields["in_s"]))),
-        (rf"{_WORKER} at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, in (?P<phase>.+))?", _at_step),
-        (rf"{_WORKER} started as (?P<pid>\d+)", _started),
-        (rf"{_WORKER} opted in(?:, timeout (?P<timeout_s>[\d.]+) s)?", _opted_in),
-        (
-            rf"{_WORKER} opted out: (?P<why>.+)",
-            lambda fields: events.WorkerOptedOut(int(fields["generation"]), int(fields["rank"]), fields["why"]),
-        ),
-        (
-            rf"{_WORKER} held(?: at step (?P<step>\d+))?",
-            lambda fields: events.WorkerHeld(int(fields["generation"]), int(fields["rank"]), int(fields["step"] or -1)),
-        ),
-        (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
-        (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
-        (rf"{_WORKER} killed by (?P<signal>SIG\w+){_HOW}", _killed),
-        (
-            rf"{_WORKER} raised",
-            lambda fields: events.WorkerRaised(int(fields["generation"]), int(fields["rank"])),
-        ),
-        (
-            rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?P<stacks>, with stacks)?"
-            r"(?:: (?P<message>.+))?",
-            _examined,
-        ),
-        (
-            rf"{_WORKER} did not leave (?P<scope>\S+) within (?P<after_s>[\d.]+) s(?:, (?P<signal>SIG\w+))?",
-            _late,
-        ),
-        (
-            rf"{_WORKER} refused its stacks: (?P<why>.+)",
-            lambda fields: events.StacksRefused(int(fields["generation"]), int(fields["rank"]), fields["why"]),
-        ),
-        (
-            rf"quiet{_OF} since (?P<since>[\d.]+)(?:, worker (?P<stopped>\d+) is stopped)?: (?P<why>.+)",
-            _quiet,
-        ),
-        (
-            rf"movement{_OF}: worker (?P<worker>\d+) (?P<what>.+)",
-            lambda fields: events.MovementSeen(int(fields["generation"]), int(fields["worker"]), fields["what"]),
-        ),
-        (
-            rf"stacks requested{_OF}, suspicion (?P<number>\d+): (?P<why>.+)",
-            lambda fields: events.StacksRequested(int(fields["generation"]), int(fields["number"]), fields["why"]),
-        ),
-        (rf"stacks read{_OF}, suspicion (?P<number>\d+): (?P<workers_at>.+)", _stacks_read),
-        (
-            rf"hang found{_OF}",
-            lambda fields: events.HangFound(int(fields["generation"]), _hang(int(fields["generation"]))),
-        ),
-        (
-            rf"hang over{_OF}: (?P<why>.+)",
-            lambda fields: events.HangOver(int(fields["generation"]), fields["why"]),
-        ),
-        (
-            rf"node cleared{_OF}(?:, workers? (?P<held>[\d, and]+) held)?",
-            lambda fields: events.NodeCleared(
-                int(fields["generation"]), tuple(int(rank) for rank in re.findall(r"\d+", fields["held"]))
-            ),
-        ),
-        (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
-        (r"keeper lost: (?P<reason>.+)", lambda fields: events.KeeperLost(fields["reason"])),
-        (r"tick", lambda _: events.Tick()),
-    )
-)
+    return workers
 
 
 def parse_signal(name: str) -> int:
@@ -477,6 +387,76 @@ def parse_signal(name: str) -> int:
     if name not in Signals.__members__:
         raise ScenarioError(f"this system has no signal {name}")
     return Signals[name].value
+
+
+def parse_exit(text: str) -> int:
+    """Return the exit code in ``exited 3`` or ``killed by SIGSEGV``."""
+    how = text.rpartition(" ")[2]
+    return -parse_signal(how) if how.startswith("SIG") else int(how)
+
+
+_PARSERS: dict[str, Callable[[str], object]] = {  # of the fields that are not numbers or texts
+    "exit_code": parse_exit,
+    "signal": parse_signal,
+    "held": _parse_ranks,
+    "stopped": _parse_ranks,
+    "workers": _parse_stacks,
+}
+EXIT = r"(?P<exit_code>exited \d+|killed by SIG\w+)"
+NUMBER = r"[\d.]+"
+_OF = r"(?: of generation (?P<generation>\d+))?"
+_WORKER = rf"worker (?P<local_rank>\d+){_OF}"
+_HOW = r"(?P<before_stop>, before the stop)?(?P<wrote_error>, error written)?"
+_IN = rf"(?:, in (?P<in_s>{NUMBER}) s)?"
+_RESTARTS = r"(?:, restarts used (?P<restarts>\d+))?"
+_RUN_ENDED = re.compile(rf"run ended(?:, sent at (?P<sent_at>{NUMBER}))?: (?P<outcome>\w+), (?P<why>.+)")
+
+# Patterns, and the event of which the groups are fields, or what returns it.
+_GRAMMAR: tuple[tuple[str, type[AnyEvent] | Callable[[Fields], AnyEvent]], ...] = (
+    (r"run requested", events.RunRequested),
+    (rf"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?{_RESTARTS}", _formed),
+    (
+        r"generation (?P<generation>\d+) ended(?P<is_late>, late)?(?P<stops>, stops)?(?:, rank (?P<hung>\d+) hung)?"
+        r": (?P<why>.+)",
+        events.GenerationEnded,
+    ),
+    (r"join refused: (?P<reason>.+)", events.JoinRefused),
+    (r"leave requested: (?P<why>.+)", events.LeaveRequested),
+    (r"waiting: (?P<why>.+)", events.Waiting),
+    (rf"fenced{_OF}: (?P<why>.+)", events.Fenced),
+    (rf"leave noticed{_OF} from (?P<host>[^\s,:]+){_IN}: (?P<why>.+)", events.LeaveNoticed),
+    (rf"notice{_IN}: (?P<why>.+)", events.NoticeReceived),
+    (rf"{_WORKER} at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, in (?P<phase>.+))?", _at_step),
+    (rf"{_WORKER} started as (?P<pid>\d+)", events.WorkerStarted),
+    (rf"{_WORKER} opted in(?:, timeout (?P<timeout_s>{NUMBER}) s)?", events.WorkerOptedIn),
+    (rf"{_WORKER} opted out: (?P<why>.+)", events.WorkerOptedOut),
+    (rf"{_WORKER} held(?: at step (?P<step>\d+))?", events.WorkerHeld),
+    (rf"{_WORKER} not started, (?P<exit_code>\d+): (?P<reason>.+)", events.WorkerStartFailed),
+    (rf"{_WORKER} {EXIT}{_HOW}(?:: (?P<fault>.+))?", events.WorkerExited),
+    (rf"{_WORKER} raised", events.WorkerRaised),
+    (
+        rf"{_WORKER} examined(?:, raised at (?P<raised_at>{NUMBER}))?(?P<stacks>, with stacks)?(?:: (?P<message>.+))?",
+        _examined,
+    ),
+    (
+        rf"{_WORKER} did not leave (?P<scope>\S+) within (?P<after_s>{NUMBER}) s(?:, (?P<signal>SIG\w+))?",
+        events.ScopeExpired,
+    ),
+    (rf"{_WORKER} refused its stacks: (?P<why>.+)", events.StacksRefused),
+    (
+        rf"quiet{_OF} since (?P<since>{NUMBER})(?:, worker (?P<stopped>\d+) is stopped)?: (?P<why>.+)",
+        events.QuietSeen,
+    ),
+    (rf"movement{_OF}: worker (?P<local_rank>\d+) (?P<what>.+)", events.MovementSeen),
+    (rf"stacks requested{_OF}, suspicion (?P<number>\d+): (?P<why>.+)", events.StacksRequested),
+    (rf"stacks read{_OF}, suspicion (?P<number>\d+): (?P<workers>.+)", events.StacksRead),
+    (rf"hang found{_OF}", _hang_found),
+    (rf"hang over{_OF}: (?P<why>.+)", events.HangOver),
+    (rf"node cleared{_OF}(?:, workers? (?P<held>[\d, and]+) held)?", events.NodeCleared),
+    (rf"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>{NUMBER}))?", events.SignalReceived),
+    (r"keeper lost: (?P<reason>.+)", events.KeeperLost),
+    (r"tick", events.Tick),
+)
 
 
 def parse_settings(text: str) -> dict[str, str]:
@@ -493,12 +473,16 @@ def parse_settings(text: str) -> dict[str, str]:
 def _settings(text: str) -> AgentSettings:
     given = {"run_id": "run", "role": "trainer", "local_world_size": "1", "max_restarts": "0"}
     given |= {"local_world_size" if name == "workers" else name: value for name, value in parse_settings(text).items()}
+    return make_settings(AgentSettings, given, "workers")
+
+
+def make_settings(kind: type[MadeStruct], given: dict[str, str], short: str) -> MadeStruct:
+    """Return the settings; ``short`` is the name that is short for one of them."""
     try:
-        return msgspec.convert(given, AgentSettings, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ScenarioError(
-            f"{error}; the settings are workers, {', '.join(AgentSettings.__struct_fields__)}"
-        ) from None
+        known = ", ".join(field.name for field in msgspec.structs.fields(kind))
+        raise ScenarioError(f"{error}; the settings are {short}, {known}") from None
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
@@ -511,12 +495,14 @@ def describe_command(command: AnyCommand) -> list[str]:
             return list(_describe_message(message))
         case commands.StartWorkers(assignment, survivors):
             start = f"start generation {assignment.generation}, restarts used {assignment.restarts_used}"
-            return [start + (f", {_workers(survivors)} {_continue(survivors)}" if survivors else "")]
+            goes_on = "continues" if len(survivors) == 1 else "continue"
+            return [start + (f", {_workers(survivors)} {goes_on}" if survivors else "")]
         case commands.HoldWorkers(generation=generation, local_ranks=local_ranks, why=why):
             return [f"hold {_workers(local_ranks)} of generation {generation}: {why}"]
-        case commands.StopWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
-            worker = f"worker {local_rank} of generation {generation}, pid {pid}"
-            return [f"stop {worker}, with {Signals(signal).name}: {why}"]
+        case commands.StopWorker() | commands.EndWorker():
+            verb = "stop" if isinstance(command, commands.StopWorker) else "end"
+            worker = f"worker {command.local_rank} of generation {command.generation}, pid {command.pid}"
+            return [f"{verb} {worker}, with {Signals(command.signal).name}: {command.why}"]
         case commands.ExamineFailure(generation=generation, local_rank=local_rank, pid=pid, exit_code=exit_code):
             return [f"examine worker {local_rank} of generation {generation}, pid {pid}: {format_exit(exit_code)}"]
         case commands.SignalWorkers(generation=generation, signal=signal, why=why):
@@ -529,9 +515,6 @@ def describe_command(command: AnyCommand) -> list[str]:
             return [f"report the hang of generation {generation}"]
         case commands.ReportMovement(generation=generation, why=why):
             return [f"report that generation {generation} is active again: {why}"]
-        case commands.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
-            worker = f"worker {local_rank} of generation {generation}, pid {pid}"
-            return [f"end {worker}, with {Signals(signal).name}: {why}"]
         case commands.ClearNode(generation=generation, held=held):
             return [f"clear generation {generation}{f', {_workers(held)} held' if held else ''}"]
         case commands.KillNode(generation=generation, why=why):
@@ -544,10 +527,6 @@ def describe_command(command: AnyCommand) -> list[str]:
 
 def _workers(local_ranks: tuple[int, ...]) -> str:
     return f"{'worker' if len(local_ranks) == 1 else 'workers'} {', '.join(map(str, local_ranks))}"
-
-
-def _continue(local_ranks: tuple[int, ...]) -> str:
-    return "continues" if len(local_ranks) == 1 else "continue"
 
 
 def _describe_message(message: messages.FromNode) -> Iterator[str]:
@@ -601,12 +580,8 @@ def describe_verdict(verdict: Verdict) -> Iterator[str]:
         end = format_exit(failure.exit_code)
         yield f"{_INDENT}earlier, in generation {failure.generation}: rank {failure.global_rank}{where} {end}"
     counts = [f"generation {verdict.generation}", f"restarts used {verdict.restarts_used}"]
-    if verdict.membership_changes:
-        counts.append(f"membership changes {verdict.membership_changes}")
-    if verdict.drains:
-        counts.append(f"drains {verdict.drains}")
-    if verdict.requests:
-        counts.append(f"requests {verdict.requests}")
+    others = ("membership_changes", "drains", "requests")
+    counts += [f"{name.replace('_', ' ')} {count}" for name in others if (count := getattr(verdict, name))]
     if verdict.signal:
         counts.append(f"by {Signals(verdict.signal).name}")
     yield _INDENT + ", ".join(counts)

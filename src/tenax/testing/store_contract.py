@@ -11,13 +11,15 @@ threads. Use a fixture to close or remove resources.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tenax.store._api import QueueEmptyError, StoreError, StoreTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["StoreContract"]
 
@@ -132,7 +134,7 @@ class StoreContract:
         def count(clone: Any) -> list[int]:
             return [clone.add("n", 1) for _ in range(50)]
 
-        with _Threads([_bind(count, clone) for clone in clones]) as counting:
+        with _Threads([partial(count, clone) for clone in clones]) as counting:
             pass
         counted = [number for numbers in counting.results for number in numbers]
         assert sorted(counted) == list(range(1, 50 * _THREADS + 1))
@@ -171,7 +173,7 @@ class StoreContract:
         def claim(number: int) -> bytes:
             return bytes(clones[number].compare_set("leader", "", str(number)))
 
-        with _Threads([_bind(claim, number) for number in range(_THREADS)]) as claiming:
+        with _Threads([partial(claim, number) for number in range(_THREADS)]) as claiming:
             pass
         assert len(set(claiming.results)) == 1
         assert store.get("leader") == claiming.results[0]
@@ -271,7 +273,7 @@ class StoreContract:
     def test_every_pushed_value_goes_to_one_waiting_client(self) -> None:
         store = self._store_with_queues()
         clones = [store.clone() for _ in range(_THREADS)]
-        with _Threads([_bind(clone.queue_pop, "queue") for clone in clones]) as waiting:
+        with _Threads([partial(clone.queue_pop, "queue") for clone in clones]) as waiting:
             for number in range(_THREADS):
                 store.queue_push("queue", str(number))
         assert sorted(waiting.results) == [str(number).encode() for number in range(_THREADS)]
@@ -289,7 +291,7 @@ class StoreContract:
     def test_a_barrier_opens_when_the_last_client_arrives(self) -> None:
         store = self.make_store()
         clones = [store.clone() for _ in range(_THREADS)]
-        with _Threads([_bind(clone.barrier, "barrier", _THREADS + 1) for clone in clones]) as waiting:
+        with _Threads([partial(clone.barrier, "barrier", _THREADS + 1) for clone in clones]) as waiting:
             store.barrier("barrier", _THREADS + 1, timedelta(seconds=TIMEOUT_S))
         assert waiting.results == [None] * _THREADS
 
@@ -347,19 +349,11 @@ class _Threads:
                 raise self._errors[0]
 
 
-class _raises:
-    """Asserts that the block raises this error, like ``pytest.raises``, which this kit does not require."""
-
-    def __init__(self, kind: type[Exception] | tuple[type[Exception], ...]) -> None:
-        self._kind = kind
-
-    def __enter__(self) -> None:
+@contextmanager
+def _raises(kind: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """Assert that the block raises this error, like ``pytest.raises``, which this kit does not require."""
+    try:
+        yield
+    except kind:
         return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        assert kind is not None, f"nothing was raised, expected {self._kind}"
-        return issubclass(kind, self._kind)
-
-
-def _bind(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    return lambda: function(*args)
+    raise AssertionError(f"nothing was raised, expected {kind}")

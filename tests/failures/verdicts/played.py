@@ -120,6 +120,7 @@ def play(case: Case) -> Played:
     def step(event, after_s: float = 0.1) -> None:
         nonlocal at
         at += after_s
+        checker.expect(machine.state, event)
         done = machine.step(event, at)
         checker.check(machine.state, event, done, at)
         steps.append(RunStep(at, event, done.sends, done.decision))

@@ -56,8 +56,8 @@ class RestartsWorkersOfEndedGeneration(AgentMachine):
 class ReportsFailureAsSuccess(AgentMachine):
     """Ignores exit codes."""
 
-    def _on_worker_ended(self, exited, now: float) -> None:
-        super()._on_worker_ended(msgspec.structs.replace(exited, exit_code=0, fault=""), now)
+    def _on_worker_ended(self, worker, exited, now: float) -> None:
+        super()._on_worker_ended(worker, msgspec.structs.replace(exited, exit_code=0, fault=""), now)
 
 
 class FormsWhileWorkersRun(CoordinatorMachine):
@@ -214,5 +214,5 @@ class ForgetsTheVerdict(CoordinatorMachine):
 
 
 class DatesExitsOnReceipt(AgentMachine):
-    def _on_worker_ended(self, exited, now: float) -> None:
-        super()._on_worker_ended(msgspec.structs.replace(exited, ended_at=now), now)
+    def _on_worker_ended(self, worker, exited, now: float) -> None:
+        super()._on_worker_ended(worker, msgspec.structs.replace(exited, ended_at=now), now)

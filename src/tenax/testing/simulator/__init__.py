@@ -15,7 +15,7 @@ simulation with ten thousand nodes.
 breaks.
 """
 
-from tenax.testing.simulator.broken import PropertyBroken
+from tenax.testing.simulator.checks import PropertyBroken
 from tenax.testing.simulator.cluster import Cluster, Outcome, Parts, simulate
 from tenax.testing.simulator.draw import draw
 from tenax.testing.simulator.setup import Engine, Fault, NodePlan, Setup

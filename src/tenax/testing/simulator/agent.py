@@ -89,7 +89,7 @@ class AgentProcess(Process):
         self._is_lingering = False
         self._formed: events.GenerationFormed | None = None  # read, but not started yet
         self._stores: list[int] = []  # ports that were offered since the last generation
-        self._alarm = Alarm(self, self._next_deadline, lambda at: self.step(events.Tick(), at))
+        self._alarm = Alarm(self, self.state.next_deadline, lambda at: self.step(events.Tick(), at))
         self._link_alarm = Alarm(self, self.client.next_deadline, self._on_link_deadline)
 
     @property
@@ -100,12 +100,8 @@ class AgentProcess(Process):
     def state(self) -> AgentState:
         return self.machine.state
 
-    def _next_deadline(self) -> float | None:
-        return self.machine.state.next_deadline()
-
     def _note(self, text: str) -> None:
-        if self.cluster.history is not None:
-            self.cluster.history.note(self.label, text)
+        self.cluster.history.note(self.label, text)
 
     # --- the agent machine --------------------------------------------------------------------------------------------
 
@@ -126,7 +122,7 @@ class AgentProcess(Process):
         if is_checked:
             self._checker.expect(self.state, event)
         commands = self.machine.step(event, max(self.clock(), at))
-        if self.cluster.history is not None:
+        if self.cluster.history.is_recorded:
             answers = "; ".join(describe(command) for command in commands) or "-"
             self._note(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
         if is_checked:

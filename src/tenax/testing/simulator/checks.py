@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING
 from tenax._core import events
 from tenax._core.coordinator import Ending, RestartRequested
 from tenax._core.model import Outcome
-from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT
 
 if TYPE_CHECKING:
@@ -53,6 +52,14 @@ if TYPE_CHECKING:
 MESSAGE_DELAY_S = 0.02  # how precisely failures on two hosts can be ordered
 _MAX_EARLIER = 100
 _MAX_STOPPED = 10_000
+
+
+class PropertyBroken(AssertionError):
+    """A property does not hold. Carries its number in the reliability plan and what was observed."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"{name}: {what}")
+        self.name = name
 
 
 class Formation:
@@ -89,8 +96,8 @@ class Checks:
         self.verdict: Verdict | None = None
         self._verdict_at = 0.0
         self._outcomes_sent: set[tuple[str, Outcome]] = set()  # to which node; it may read it after a new run began
-        self.has_lost_memory = False  # the endpoint's host has lost power ...
-        self._floor = 0  # ... and with it the numbers up to this one
+        self.has_lost_memory = False  # the endpoint's host has lost power, and with it the marker ...
+        self._floor = 0  # ... with the numbers up to this one
         self._restarts_floor = 0
         self.may_begin_anew = False  # the last node has left a run that was gathering
         self._disturbed_at = 0.0
@@ -213,10 +220,6 @@ class Checks:
         self.may_begin_anew = False
         self._floor = len(self.formations)
         self._restarts_floor = 0
-
-    def on_memory_lost(self) -> None:
-        """The endpoint's host lost power, and with it the marker."""
-        self.has_lost_memory = True
 
     @property
     def _may_meet_earlier_nodes(self) -> bool:
@@ -348,10 +351,6 @@ class Checks:
             if worker.acts:
                 raise PropertyBroken("S11", f"{worker} is to continue, but has not acknowledged the end")
 
-    def held(self, worker: Worker) -> None:
-        """A worker acknowledged the end of its generation: it does not act any more."""
-        self.ended(worker)
-
     def served(self, agent: AgentProcess, assignment: Assignment, ports: list[int]) -> None:
         """Check that rank 0 serves the store whose address the others got."""
         if assignment.group_rank == 0 and assignment.master_port not in ports:
@@ -387,14 +386,15 @@ class Checks:
         return self.has_lost_memory and worker.keeper.agent.state.decided is not None
 
     def ended(self, worker: Worker) -> None:
+        """A worker does not act any more: it exited, or acknowledged the end of its generation."""
         formation = worker.formation
         formation.alive -= 1
         if not formation.alive:
             del self._alive[formation.ordinal]
 
     def failed(self, worker: Worker) -> None:
-        """A worker failed by itself."""
-        assert worker.failed_at is not None
+        """A worker fails by itself, now."""
+        worker.failed_by_itself, worker.failed_at = True, self.cluster.schedule.now
         worker.formation.failed.append((worker.failed_at, worker.global_rank))
 
     @property

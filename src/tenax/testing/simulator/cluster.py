@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,8 +22,7 @@ from tenax._core.link.server import LinkServer
 from tenax._core.link.wire import NONCE_BYTES
 from tenax._core.policy import BudgetPolicy, Restart, Wait
 from tenax.testing.simulator.agent import AgentProcess
-from tenax.testing.simulator.broken import PropertyBroken
-from tenax.testing.simulator.checks import Checks
+from tenax.testing.simulator.checks import Checks, PropertyBroken
 from tenax.testing.simulator.elected import ElectedAgent
 from tenax.testing.simulator.etcd import EtcdProcess
 from tenax.testing.simulator.faults import Faults
@@ -87,12 +86,14 @@ class Pausing:
 class Cluster:
     """A whole cluster."""
 
+    make_elected: type[AgentProcess] = ElectedAgent
+
     def __init__(self, setup: Setup, parts: Parts | None = None, *, record_history: bool = False) -> None:
         self.setup = setup
         self.behaviour = setup.behaviour
         self.parts = parts or Parts()
         self.schedule = Scheduler()
-        self.history = History(self.schedule) if record_history else None
+        self.history = History(self.schedule, is_recorded=record_history)
         self.rng = random.Random(f"history {setup.seed}")  # noqa: S311 - a simulation must repeat itself
         self.survivor_rng = random.Random(f"survivors {setup.seed}")  # noqa: S311 - as above, and apart from the others
         self.counts: Counter[str] = Counter()
@@ -107,23 +108,18 @@ class Cluster:
         self.faults = Faults(self)
         self.liveness = Liveness(self)
         self._serial = 0
-        self._pid = 1000
-        self._port = 20000
-        self._nonce = 0
+        self._pids, self._ports, self._nonces = count(1001), count(20001), count(1)
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
     def new_pid(self) -> int:
-        self._pid += 1
-        return self._pid
+        return next(self._pids)
 
     def new_port(self) -> int:
-        self._port += 1
-        return self._port
+        return next(self._ports)
 
     def new_nonce(self) -> bytes:
-        self._nonce += 1
-        return self._nonce.to_bytes(NONCE_BYTES, "big")
+        return next(self._nonces).to_bytes(NONCE_BYTES, "big")
 
     def new_lease_id(self) -> int:
         return 2 * self.new_port()
@@ -184,13 +180,10 @@ class Cluster:
         node.is_starting = False
         self.checks.on_disturbance()
         self._serial += 1
-        make_agent = self._make_elected if self.setup.has_etcd else partial(AgentProcess, self)
-        agent = node.agent = make_agent(host, node.plan, self._serial)
+        make_agent = self.make_elected if self.setup.has_etcd else AgentProcess
+        agent = node.agent = make_agent(self, host, node.plan, self._serial)
         self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
-
-    def _make_elected(self, host: Host, plan: NodePlan, serial: int) -> AgentProcess:
-        return ElectedAgent(self, host, plan, serial)
 
     def on_process_gone(self, agent: AgentProcess, *, crashed: bool) -> None:
         self.checks.on_disturbance()
@@ -232,8 +225,7 @@ def simulate(setup: Setup, parts: Parts | None = None, *, record_history: bool =
     except AssertionError as error:
         broken = str(error)
         name = error.name if isinstance(error, PropertyBroken) else broken.partition(":")[0]
-        if cluster.history is not None:
-            cluster.history.note("BROKEN", broken)
+        cluster.history.note("BROKEN", broken)
     counts = cluster.counts
     counts["events"] = cluster.schedule.count
     counts["generations"] = len(cluster.checks.formations)
@@ -242,7 +234,7 @@ def simulate(setup: Setup, parts: Parts | None = None, *, record_history: bool =
         setup=setup,
         broken=broken,
         property=name,
-        history=str(cluster.history or ""),
+        history="".join(cluster.history.lines),
         counts=dict(counts),
         seconds=cluster.schedule.now,
     )

@@ -19,7 +19,7 @@ import msgspec
 from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, Running, RunSettings, Tick
 from tenax._core.model import Stopped
-from tenax.testing.simulator.broken import PropertyBroken
+from tenax.testing.simulator.checks import PropertyBroken
 
 if TYPE_CHECKING:
     from tenax._core.coordinator import AnyCoordinatorEvent, Send

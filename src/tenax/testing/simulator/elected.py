@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tenax._core.events import RunEnded
 from tenax._core.leadership import machine
 from tenax._core.leadership.calls import Cancel, Request
-from tenax._core.leadership.keys import Keys, LeaderAddress
+from tenax._core.leadership.keys import LeaderAddress
 from tenax._core.leadership.term import Deliver, Probe, StepCoordinator, StopServing
 from tenax.testing.simulator.agent import AgentProcess
 from tenax.testing.simulator.etcd import EtcdClientModel
@@ -104,13 +104,7 @@ class ElectedAgent(AgentProcess):
             lease_id=cluster.new_lease_id(),
             join_timeout_s=setup.engine.give_up_s,
         )
-        self.etcd = EtcdClientModel(self, Keys("run").leader)
-        self.etcd.on_followed = lambda answer: self._act(self.leadership.followed(answer, self.clock()))
-        self.etcd.on_changed = lambda changes: self._act(self.leadership.changed(changes, self.clock()))
-        self.etcd.on_answered = lambda number, answer, sent_at: self._act(
-            self.leadership.answered(number, answer, sent_at, self.clock())
-        )
-        self.etcd.on_failed = lambda number, error: self._act(self.leadership.failed(number, error, self.clock()))
+        self.etcd = EtcdClientModel(self)
         self.listeners: dict[int, Listener] = {}  # by port
         self._port = 0  # of the listener of this node's candidacy
         self._prober: Prober | None = None
@@ -118,17 +112,17 @@ class ElectedAgent(AgentProcess):
         self._is_acting = False
         self._is_leaving = False
         self._leave_by: float | None = None
-        self._wake = Alarm(self, self.leadership.next_deadline, lambda at: self._act(self.leadership.tick(at)))
+        self._wake = Alarm(self, self.leadership.next_deadline, lambda at: self.act(self.leadership.tick(at)))
 
     def _find_coordinator(self) -> None:
         self.etcd.follow()
 
     def _reconnect(self, reason: str, *, retry_s: float) -> None:
-        self._act(self.leadership.link_lost(reason, self.clock(), retry_s=retry_s))
+        self.act(self.leadership.link_lost(reason, self.clock(), retry_s=retry_s))
 
     # --- the machine's outputs ----------------------------------------------------------------------------------------
 
-    def _act(self, outputs: list[machine.Output]) -> None:
+    def act(self, outputs: list[machine.Output]) -> None:
         self._queue.extend(outputs)
         if self._is_acting:
             return
@@ -141,7 +135,7 @@ class ElectedAgent(AgentProcess):
             self.exit_if_unneeded()
 
     def _carry_out(self, output: machine.Output) -> None:
-        if self.cluster.history is not None and not isinstance(output, Request | Cancel | Deliver):
+        if self.cluster.history.is_recorded and not isinstance(output, Request | Cancel | Deliver):
             self._note(f"  {describe(output)}")
         match output:
             case Request():
@@ -188,18 +182,18 @@ class ElectedAgent(AgentProcess):
     def probed(self, prober: Prober, *, is_dead: bool) -> None:
         if prober is self._prober:
             self._prober = None
-            self._act(self.leadership.probed(self.clock(), is_dead=is_dead))
+            self.act(self.leadership.probed(self.clock(), is_dead=is_dead))
 
     # --- connecting ---------------------------------------------------------------------------------------------------
 
     def on_unanswered(self, attempt: int) -> None:
         if attempt == self._attempt and self.connection is None:
             self._attempt += 1
-            self._act(self.leadership.unreachable("no answer", self.cluster.rng.random(), self.clock()))
+            self.act(self.leadership.unreachable("no answer", self.cluster.rng.random(), self.clock()))
 
     def on_refused(self, attempt: int) -> None:
         if attempt == self._attempt:
-            self._act(self.leadership.refused(self.cluster.rng.random(), self.clock()))
+            self.act(self.leadership.refused(self.cluster.rng.random(), self.clock()))
 
     def on_established(self, attempt: int, end: End) -> None:
         if attempt == self._attempt and self._wants_connection:
@@ -218,7 +212,7 @@ class ElectedAgent(AgentProcess):
         self.listeners[self._port] = self.host.listeners[self._port] = Listener(self)
         address = LeaderAddress(self.info.node_id, self.host.name, self.host.name, self._port)
         lease_ids = b"".join((2 * self.cluster.new_lease_id()).to_bytes(8, "big") for _ in range(2))
-        self._act(self.leadership.listening(address, b"", self.cluster.new_nonce() + lease_ids, self.clock()))
+        self.act(self.leadership.listening(address, b"", self.cluster.new_nonce() + lease_ids, self.clock()))
 
     def _close_listener(self, port: int) -> None:
         listener = self.listeners.pop(port, None)
@@ -239,20 +233,20 @@ class ElectedAgent(AgentProcess):
         server.open(opened)
         self.later(0.0, self.listeners[self._port].open, server)
         if server.is_open:
-            self._act(self.leadership.served(server.links, lambda: server.state, self.clock()))
+            self.act(self.leadership.served(server.links, lambda: server.state, self.clock()))
 
     @property
     def _wall_ahead_s(self) -> float:
         return -self.host.offset
 
     def _after_step(self, state: CoordinatorState) -> None:
-        self._act(self.leadership.stepped(state, self.clock(), self._wall_ahead_s))
+        self.act(self.leadership.stepped(state, self.clock(), self._wall_ahead_s))
 
     def _hold_back(self, send: Send, state: CoordinatorState) -> None:
-        self._act(self.leadership.submit(send, state, self.clock(), self._wall_ahead_s))
+        self.act(self.leadership.submit(send, state, self.clock(), self._wall_ahead_s))
 
     def _on_deposed(self, frame: wire.Replaced) -> None:
-        self._act(self.leadership.replaced(frame, self.clock()))
+        self.act(self.leadership.replaced(frame, self.clock()))
 
     # --- exit ---------------------------------------------------------------------------------------------------------
 
@@ -272,7 +266,7 @@ class ElectedAgent(AgentProcess):
             self.cluster.checks.may_begin_anew = True
         self._is_leaving = True
         self.later(_LEAVE_TIMEOUT_S, self.exit)
-        self._act(self.leadership.leave(self.clock()))
+        self.act(self.leadership.leave(self.clock()))
 
     def exit(self) -> None:
         if self.is_alive:

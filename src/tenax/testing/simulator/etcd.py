@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
-from tenax._core.etcd.operations import Answer, Change, RangeAnswer
+from tenax._core.etcd.operations import Change, RangeAnswer
 from tenax._core.leadership.keys import Keys, Written
 from tenax.testing.etcd_model import EtcdModel
 from tenax.testing.simulator.network import End, Host, Stream
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tenax._core.leadership.calls import Request
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
+    from tenax.testing.simulator.elected import ElectedAgent
     from tenax.testing.simulator.network import Payload
     from tenax.testing.simulator.scheduler import Plan
     from tenax.testing.simulator.server import Server
@@ -94,18 +95,14 @@ class EtcdProcess(Process):
 class EtcdClientModel:
     """One agent's client: requests with a time limit, and the watch on one key."""
 
-    def __init__(self, agent: AgentProcess, key: bytes) -> None:
+    def __init__(self, agent: ElectedAgent) -> None:
         self._agent = agent
         self._calls: dict[int, tuple[float, Plan]] = {}
         self._end = agent.cluster.etcd.connect(agent, self._on_payload)
-        self.on_followed: Callable[[RangeAnswer], None]
-        self.on_changed: Callable[[list[Change]], None]
-        self.on_answered: Callable[[int, Answer, float], None]
-        self.on_failed: Callable[[int, EtcdError], None]
-        self._key = key
 
     def follow(self) -> None:
-        self._end.send(("watch", self._key))
+        """Watch the leader."""
+        self._end.send(("watch", _LEADER))
 
     def request(self, request: Request) -> None:
         timeout = self._agent.later(request.patience_s, self._time_out, request.number)
@@ -118,18 +115,22 @@ class EtcdClientModel:
 
     def _time_out(self, number: int) -> None:
         if self._calls.pop(number, None) is not None:
-            self.on_failed(number, EtcdUnavailable("no answer in time"))
+            self._fail(number, EtcdUnavailable("no answer in time"))
+
+    def _fail(self, number: int, error: EtcdError) -> None:
+        self._agent.act(self._agent.leadership.failed(number, error, self._agent.clock()))
 
     def _on_payload(self, _: End, payload: Any) -> None:
+        act, leadership, now = self._agent.act, self._agent.leadership, self._agent.clock()
         match payload:
             case ("answer", int(number), answer) if number in self._calls:
                 sent_at, timeout = self._calls.pop(number)
                 cancel(timeout)
                 if isinstance(answer, EtcdError):
-                    self.on_failed(number, answer)
+                    self._fail(number, answer)
                 else:
-                    self.on_answered(number, answer, sent_at)
+                    act(leadership.answered(number, answer, sent_at, now))
             case ("followed", RangeAnswer() as answer):
-                self.on_followed(answer)
+                act(leadership.followed(answer, now))
             case ("changed", changes):
-                self.on_changed(changes)
+                act(leadership.changed(changes, now))

@@ -47,8 +47,12 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster, Node
     from tenax.testing.simulator.network import Host
+    from tenax.testing.simulator.server import Server
 
 Way = tuple[int, int]
+# The kinds that concern agent ``a``, or the coordinator. They have no effect if there is none.
+_OF_AGENT = frozenset({"stall", "break", "pause", "crash", "fail", "drain", "notice", "replace", "drain_request"})
+_OF_SERVER = frozenset({"isolate", "freeze", "kill_coordinator", "cancel", "restart_request"})
 
 
 class Faults:
@@ -66,18 +70,19 @@ class Faults:
             self.inject(fault)
 
     def inject(self, fault: Fault) -> None:
-        if self.cluster.history is not None:
-            fields = f"a={fault.a} b={fault.b} for {fault.seconds:.3f} s"
-            self.cluster.history.note("FAULT", f"{fault.kind} {fields}")
+        self.cluster.history.note("FAULT", f"{fault.kind} a={fault.a} b={fault.b} for {fault.seconds:.3f} s")
         self.cluster.counts[f"fault {fault.kind}"] += 1
         if fault.kind not in ("fail", "notice"):
             self.cluster.checks.on_disturbance()
-        carry_out: Callable[[Fault], None] = getattr(self, f"_{fault.kind}")
-        carry_out(fault)
-
-    def _agent(self, number: int) -> AgentProcess | None:
-        agents = self.cluster.agents
-        return agents[number % len(agents)] if agents else None
+        carry_out: Callable[..., None] = getattr(self, f"_{fault.kind}")
+        agents, server = self.cluster.agents, self.cluster.server
+        if fault.kind in _OF_SERVER:
+            if server is not None:
+                carry_out(server, fault)
+        elif fault.kind not in _OF_AGENT:
+            carry_out(fault)
+        elif agents:
+            carry_out(agents[fault.a % len(agents)], fault)
 
     def _host(self, number: int) -> Host:
         return self.cluster.hosts[number % len(self.cluster.hosts)]
@@ -90,24 +95,17 @@ class Faults:
     def _slow(self, fault: Fault) -> None:
         network = self.cluster.network
         network.slowness = 1.0 + fault.a % MAX_SLOWNESS
-        self._later(fault.seconds, self._end_slowness)
+        self._later(fault.seconds, setattr, network, "slowness", 1.0)
 
-    def _end_slowness(self) -> None:
-        self.cluster.network.slowness = 1.0
-
-    def _stall(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        end = agent.connection if agent is not None else None
-        if end is not None:
+    def _stall(self, agent: AgentProcess, fault: Fault) -> None:
+        if (end := agent.connection) is not None:
             if fault.b % 3 != 1:
                 end.out.stall(fault.seconds)
             if fault.b % 3 != 2:
                 end.out.sink.out.stall(fault.seconds)
 
-    def _break(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        end = agent.connection if agent is not None else None
-        if end is not None:
+    def _break(self, agent: AgentProcess, fault: Fault) -> None:
+        if (end := agent.connection) is not None:
             network, other = self.cluster.network, end.out.sink
             if fault.b % 3 != 1:
                 network.reset(other, other.host)
@@ -121,10 +119,9 @@ class Faults:
         with_etcd = {ETCD} if self.cluster.setup.has_etcd and fault.b % 2 else set()
         self._cut_off(self._side(fault.a) | with_etcd, fault.seconds)
 
-    def _isolate(self, fault: Fault) -> None:
-        if self.cluster.server is not None:
-            others = self._side(fault.a) if fault.b % 2 else set()
-            self._cut_off({self.cluster.server.agent.host.index} | others, fault.seconds)
+    def _isolate(self, server: Server, fault: Fault) -> None:
+        others = self._side(fault.a) if fault.b % 2 else set()
+        self._cut_off({server.agent.host.index} | others, fault.seconds)
 
     def _side(self, bits: int) -> set[int]:
         return {host.index for host in self.cluster.hosts if bits >> host.index & 1}
@@ -174,27 +171,18 @@ class Faults:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def _pause(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        if agent is not None and not agent.is_paused:
+    def _pause(self, agent: AgentProcess, fault: Fault) -> None:
+        if not agent.is_paused:
             agent.suspend()
             self._later(fault.seconds, agent.resume)
 
-    def _freeze(self, fault: Fault) -> None:
-        server = self.cluster.server
-        if server is not None and not server.agent.is_paused:
-            server.agent.suspend()
-            self._later(fault.seconds, server.agent.resume)
+    def _freeze(self, server: Server, fault: Fault) -> None:
+        self._pause(server.agent, fault)
 
-    def _crash(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        if agent is not None:
-            self._kill(agent, fault.seconds)
-
-    def _kill(self, agent: AgentProcess, seconds: float) -> None:
+    def _crash(self, agent: AgentProcess, fault: Fault) -> None:
         node = self._node_of(agent)
         agent.crash()
-        self._restart(node, seconds)
+        self._restart(node, fault.seconds)
 
     def _restart(self, node: Node, seconds: float) -> None:
         if seconds > 0:
@@ -202,16 +190,13 @@ class Faults:
         else:
             node.is_wanted = False
 
-    def _kill_coordinator(self, fault: Fault) -> None:
-        server = self.cluster.server
-        if server is None:
-            return
+    def _kill_coordinator(self, server: Server, fault: Fault) -> None:
         node = self._node_of(server.agent)
         if fault.b:
             server.sends_left = fault.b
             server.on_killed = lambda: self._restart(node, fault.seconds)
         else:
-            self._kill(server.agent, fault.seconds)
+            self._crash(server.agent, fault)
 
     def _node_of(self, agent: AgentProcess) -> Node:
         return next(node for node in self.cluster.nodes if node.agent is agent)
@@ -228,7 +213,7 @@ class Faults:
         host.clearing.clear()
         host.listeners.clear()
         if self._has_marker(host):
-            self.cluster.checks.on_memory_lost()
+            self.cluster.checks.has_lost_memory = True
         for node in self.cluster.nodes:
             if node.plan.host == host.index and node.agent is not None and node.agent.is_alive:
                 node.agent.vanish()
@@ -253,56 +238,41 @@ class Faults:
 
     # --- workers and operators ----------------------------------------------------------------------------------------
 
-    def _fail(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        if agent is not None:
-            for worker in list(agent.keeper.workers.values()):
-                if worker.is_alive:
-                    agent.keeper.fail(worker)
-                    break
+    def _fail(self, agent: AgentProcess, _: Fault) -> None:
+        alive = [worker for worker in agent.keeper.workers.values() if worker.is_alive]
+        for worker in alive[:1]:
+            agent.keeper.fail(worker)
 
-    def _drain(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        if agent is not None:
-            self._node_of(agent).is_wanted = False
-            agent.do(agent.signal, SIGTERM)
-            if fault.b % 2:
-                self._later(fault.seconds, self._interrupt, agent)
+    def _drain(self, agent: AgentProcess, fault: Fault) -> None:
+        self._node_of(agent).is_wanted = False
+        agent.do(agent.signal, SIGTERM)
+        if fault.b % 2:
+            self._later(fault.seconds, self._interrupt, agent)
 
     def _interrupt(self, agent: AgentProcess) -> None:
         if self.cluster.has_faults:  # else it would be a second disturbance next to the measured one
             agent.do(agent.signal, SIGINT)
 
-    def _notice(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        if agent is not None:
-            agent.do(agent.step, events.NoticeReceived("maintenance", fault.seconds))
+    def _notice(self, agent: AgentProcess, fault: Fault) -> None:
+        agent.do(agent.step, events.NoticeReceived("maintenance", fault.seconds))
 
     def _join(self, fault: Fault) -> None:
         host = fault.a % (len(self.cluster.hosts) + 1)
         if len(self.cluster.nodes) < 3 * len(self.cluster.setup.nodes) + 2:
             self.cluster.add(NodePlan(host, slots=1 + fault.b % 2))
 
-    def _replace(self, fault: Fault) -> None:
-        agent = self._agent(fault.a)
-        if agent is None or not agent.plan.name or len(self.cluster.hosts) < 2:
-            return
+    def _replace(self, agent: AgentProcess, fault: Fault) -> None:
         host = (agent.host.index + 1 + fault.b) % len(self.cluster.hosts)
-        if host != agent.host.index:
+        if agent.plan.name and host != agent.host.index:
             self._node_of(agent).is_wanted = False
             self.cluster.add(msgspec.structs.replace(agent.plan, host=host))
 
-    def _cancel(self, _: Fault) -> None:
-        server = self.cluster.server
-        if server is not None:
-            server.agent.do(server.step, CancelRequested("no longer needed"))
+    def _cancel(self, server: Server, _: Fault) -> None:
+        server.agent.do(server.step, CancelRequested("no longer needed"))
 
-    def _restart_request(self, _: Fault) -> None:
-        server = self.cluster.server
-        if server is not None:
-            server.agent.do(server.step, RestartRequested("new data"))
+    def _restart_request(self, server: Server, _: Fault) -> None:
+        server.agent.do(server.step, RestartRequested("new data"))
 
-    def _drain_request(self, fault: Fault) -> None:
-        server, agent = self.cluster.server, self._agent(fault.a)
-        if server is not None and agent is not None:
+    def _drain_request(self, agent: AgentProcess, _: Fault) -> None:
+        if (server := self.cluster.server) is not None:
             server.agent.do(server.step, DrainRequested(agent.info.node_id, "maintenance"))

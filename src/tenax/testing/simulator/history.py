@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 
 
 class History:
-    """Collects lines."""
+    """Collects lines, if it is recorded."""
 
-    def __init__(self, schedule: Scheduler) -> None:
+    def __init__(self, schedule: Scheduler, *, is_recorded: bool) -> None:
         self._schedule = schedule
+        self.is_recorded = is_recorded
         self.lines: list[str] = []
 
     def note(self, process: str, text: str) -> None:
-        self.lines.append(f"{self._schedule.now:11.4f}  {process:12}  {text}")
-
-    def __str__(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        if self.is_recorded:
+            self.lines.append(f"{self._schedule.now:11.4f}  {process:12}  {text}\n")
 
 
 def describe(what: object) -> str:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from tenax._core.agent import SIGINT, SIGTERM, Phase
 from tenax._core.coordinator import CancelRequested, Over, Running
 from tenax._core.model import WorkerPhase
-from tenax.testing.simulator.broken import PropertyBroken
+from tenax.testing.simulator.checks import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 DISTURBANCES = ("fail", "join", "leave", "partition", "pause", "kill_coordinator", "stop", "cancel")
 _POLL_EVERY_S = 0.05
+_Stage = tuple[str, float, Callable[[], bool]]  # the property, its time limit in seconds, and whether it is reached
 
 
 class Liveness:
@@ -47,10 +48,9 @@ class Liveness:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.is_done = False
-        self._limit_name = ""
-        self._limit = 0.0
-        self._is_reached: Callable[[], bool] = self.has_settled
-        self._then: Callable[[], None] = self._disturb
+        self._stages: tuple[_Stage, ...] = ()  # what must be reached, one after the other
+        self._limit = 0.0  # of the first of them
+        self._is_disturbed = False
 
     def plan(self) -> None:
         if self.cluster.setup.calm_at:
@@ -58,7 +58,8 @@ class Liveness:
 
     def conclude(self) -> None:
         if self.cluster.setup.calm_at and not self.is_done and not self.cluster.is_over:
-            raise PropertyBroken(self._limit_name or "L2", f"not settled when the simulation ended: {self._summary()}")
+            name = self._stages[0][0] if self._stages else "L2"
+            raise PropertyBroken(name, f"not settled when the simulation ended: {self._summary()}")
 
     # --- calm ---------------------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class Liveness:
         limit = 2 * setup.terms.lease_s + 2 * self._stopping_s + setup.pause_s + setup.last_call_s + 10
         if setup.has_etcd:  # a successor waits for the only member of a generation
             limit += setup.authority.alone_s + setup.authority.ttl_s
-        self._expect("L3", limit, self.has_settled, self._disturb)
+        self._expect(("L3", limit, self.has_settled))
 
     def _fill_up(self) -> None:
         """Add nodes until there are enough."""
@@ -108,25 +109,27 @@ class Liveness:
         return self._stopping_s if self.cluster.setup.behaviour.opts_in else 0.0
 
     def _note(self, text: str) -> None:
-        if self.cluster.history is not None:
-            self.cluster.history.note("CALM", text)
+        self.cluster.history.note("CALM", text)
 
-    def _expect(self, name: str, within_s: float, is_reached: Callable[[], bool], then: Callable[[], None]) -> None:
-        self._limit_name = name
-        self._limit = self.cluster.schedule.now + within_s
-        self._is_reached, self._then = is_reached, then
+    def _expect(self, *stages: _Stage) -> None:
+        self._stages = stages
+        self._limit = self.cluster.schedule.now + stages[0][1]
         self._poll()
 
     def _poll(self) -> None:
-        if self._is_reached():
-            self._note(
-                f"{self._limit_name} is reached {self._limit - self.cluster.schedule.now:.2f} s before its limit"
-            )
-            self._then()
+        name, _, is_reached = self._stages[0]
+        if is_reached():
+            self._note(f"{name} is reached {self._limit - self.cluster.schedule.now:.2f} s before its limit")
+            if len(self._stages) > 1:
+                self._expect(*self._stages[1:])
+            elif self._is_disturbed:
+                self.is_done = True
+            else:
+                self._disturb()
         elif self.cluster.schedule.now > self._limit:
-            raise PropertyBroken(self._limit_name, f"not reached in time: {self._summary()}")
+            raise PropertyBroken(name, f"not reached in time: {self._summary()}")
         else:
-            if self._is_reached == self.has_settled:
+            if is_reached == self.has_settled:
                 self._fill_up()
             self.cluster.schedule.after(_POLL_EVERY_S, self._poll)
 
@@ -174,41 +177,37 @@ class Liveness:
     # --- one disturbance ----------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
+        self._is_disturbed = True
         kind = self.cluster.setup.disturbance
         server = self.cluster.server
         if not kind or server is None or not self.cluster.agents or server.state.last.done:
-            self._finish()
+            self.is_done = True
             return
         self._note(f"disturbance: {kind}")
         disturb: Callable[[], None] = getattr(self, f"_{kind}")
         disturb()
 
-    def _finish(self) -> None:
-        self.is_done = True
+    def _inject(self, kind: str, a: int = 0, seconds: float = 0.0) -> None:
+        self.cluster.faults.inject(Fault(self.cluster.schedule.now, kind, a, seconds=seconds))
 
-    def _inject(self, kind: str, a: int = 0, seconds: float = 0.0, b: int = 0) -> None:
-        self.cluster.faults.inject(Fault(self.cluster.schedule.now, kind, a, b, seconds))
-
-    def _pick_agent(self, wanted: Callable[[AgentProcess], bool]) -> int:
-        """Return the number of a random agent that matches; -1: there is none."""
+    def _pick_agent(self, wanted: Callable[[AgentProcess], bool]) -> int | None:
+        """Return the number of a random agent that matches; if there is none, there is no disturbance."""
         numbers = [number for number, agent in enumerate(self.cluster.agents) if wanted(agent)]
-        return self.cluster.rng.choice(numbers) if numbers else -1
+        self.is_done = not numbers
+        return self.cluster.rng.choice(numbers) if numbers else None
 
     def _serves(self, agent: AgentProcess) -> bool:
         server = self.cluster.server
         return agent.host.index == (server.agent.host.index if server is not None else ENDPOINT)
-
-    def _pick_member(self) -> int:
-        return self._pick_agent(lambda agent: agent.state.phase is Phase.RUNNING)
 
     def _state(self) -> CoordinatorState | None:
         server = self.cluster.server
         return server.state if server is not None else None
 
     def _fail(self) -> None:
-        number = self._pick_member()
-        if number < 0:
-            return self._finish()
+        number = self._pick_agent(lambda agent: agent.state.phase is Phase.RUNNING)
+        if number is None:
+            return
         state = self._state()
         assert state is not None
         ended = state.generation
@@ -231,32 +230,30 @@ class Liveness:
             is_further = state is not None and (isinstance(state.phase, Over) or state.generation > ended)
             return is_further or len(self.cluster.agents) < self.cluster.setup.min_nodes
 
-        def then_quiet() -> None:
-            self._expect("L1", self._stopping_s + self._stopping_held_s + 1, is_quiet, then_next)
-
-        def then_next() -> None:
-            self._expect("L1", 2 + self.cluster.setup.pause_s + self._stopping_held_s, is_next, then_settled)
-
-        def then_settled() -> None:
-            self._expect("L2", 10 + self._stopping_held_s, self.has_settled, self._finish)
-
-        return self._expect("L1", exits_s + 1, is_known, then_quiet)
+        held_s = self._stopping_held_s
+        self._expect(
+            ("L1", exits_s + 1, is_known),
+            ("L1", self._stopping_s + held_s + 1, is_quiet),
+            ("L1", 2 + self.cluster.setup.pause_s + held_s, is_next),
+            ("L2", 10 + held_s, self.has_settled),
+        )
 
     def _join(self) -> None:
         self.cluster.add(NodePlan(len(self.cluster.hosts)))
-        self._expect("L2", 10 + self._stopping_s, self.has_settled, self._finish)
+        self._expect(("L2", 10 + self._stopping_s, self.has_settled))
 
     def _leave(self) -> None:
         number = self._pick_agent(lambda agent: not self._serves(agent))
-        if number < 0 or len(self.cluster.agents) <= self.cluster.setup.min_nodes:
-            return self._finish()
+        if number is None or len(self.cluster.agents) <= self.cluster.setup.min_nodes:
+            self.is_done = True
+            return
         self._inject("drain", number)
-        return self._expect("L2", 10 + 2 * self._stopping_s, self.has_settled, self._finish)
+        self._expect(("L2", 10 + 2 * self._stopping_s, self.has_settled))
 
     def _partition(self) -> None:
         number = self._pick_agent(lambda agent: not self._serves(agent))
-        if number < 0:
-            return self._finish()
+        if number is None:
+            return
         seconds = self.cluster.rng.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.rng.random()
         agent, lease_s = self.cluster.agents[number], self.cluster.setup.terms.lease_s
         ways = self.cluster.faults.ways(agent.host.index, self.cluster.rng.randrange(3))
@@ -270,23 +267,22 @@ class Liveness:
                 raise PropertyBroken("L3", f"{agent.label} was cut off for {seconds:.0f} s and is not lost")
             for way in ways:
                 self.cluster.network.heal(way)
-            self._expect("L3", lease_s + 10 + self._stopping_s, self.has_settled, self._finish)
+            self._expect(("L3", lease_s + 10 + self._stopping_s, self.has_settled))
 
         self.cluster.schedule.after(seconds, heal)
-        return None
 
     def _pause(self) -> None:
-        number = self._pick_agent(lambda _: True)
+        number = self.cluster.rng.choice(range(len(self.cluster.agents)))
         seconds = self.cluster.rng.choice((2.0, 5.0, 20.0)) + self.cluster.rng.random()
         self._inject("pause", number, seconds)
         within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
-        self.cluster.schedule.after(seconds, self._expect, "L4", within, self.has_settled, self._finish)
+        self.cluster.schedule.after(seconds, self._expect, ("L4", within, self.has_settled))
 
     def _kill_coordinator(self) -> None:
         seconds = 0.2 + self.cluster.rng.random()
         self._inject("kill_coordinator", seconds=seconds)
         within = seconds + self.cluster.setup.terms.lease_s + 5 + self._stopping_s
-        self.cluster.schedule.after(0.0, self._expect, "L5", within, self.has_settled, self._finish)
+        self.cluster.schedule.after(0.0, self._expect, ("L5", within, self.has_settled))
 
     def _stop(self) -> None:
         # A node that succeeded alone waits for the verdict, at most until its engine gives up.
@@ -295,10 +291,10 @@ class Liveness:
         for agent in self.cluster.agents:
             self.cluster.schedule.after(0.1, agent.do, agent.signal, SIGINT)
             agent.do(agent.signal, SIGTERM)
-        self._expect("L8", self._stopping_s + waiting_s + 3, lambda: not self.cluster.agents, self._finish)
+        self._expect(("L8", self._stopping_s + waiting_s + 3, lambda: not self.cluster.agents))
 
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
         server.agent.do(server.step, CancelRequested("no longer needed"))
-        self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)
+        self._expect(("L8", self._stopping_s + 3, lambda: not self.cluster.agents))

@@ -101,8 +101,7 @@ class Server:
         return self.machine.state
 
     def _note(self, text: str) -> None:
-        if self.cluster.history is not None:
-            self.cluster.history.note(f"{self.agent.host.name}/coord", text)
+        self.cluster.history.note(f"{self.agent.host.name}/coord", text)
 
     # --- the coordinator machine --------------------------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class Server:
         if self.cluster.parts.are_checked_inside:
             self.checker.expect(self.state, event)
         step = self.machine.step(event, now)
-        if self.cluster.history is not None:
+        if self.cluster.history.is_recorded:
             answers = "; ".join(f"{describe(send.event)} to {','.join(send.to)}" for send in step.sends) or "-"
             phases = " > ".join(dict.fromkeys((before.name, self.state.phase.name)))
             self._note(f"{describe(event)} -> {answers} [{phases}]")

@@ -55,12 +55,6 @@ def _smaller(outcome: Outcome) -> Iterator[Setup]:
     if setup.disturbance:
         yield replace(setup, disturbance="")
     behaviour = setup.behaviour
-    for calmer in (
-        replace(behaviour, fails=0.0),
-        replace(behaviour, collateral=0.0),
-        replace(behaviour, ignores_term=0.0),
-        replace(behaviour, leaves_behind=0.0),
-        replace(behaviour, stuck=0.0),
-    ):
-        if calmer != behaviour:
-            yield replace(setup, behaviour=calmer)
+    for name in ("fails", "collateral", "ignores_term", "leaves_behind", "stuck"):
+        if getattr(behaviour, name):
+            yield replace(setup, behaviour=replace(behaviour, **{name: 0.0}))

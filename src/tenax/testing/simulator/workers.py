@@ -178,7 +178,6 @@ class Keeper:
     def _begin(self, worker: Worker) -> None:
         cluster, behaviour, rng = self.cluster, self.cluster.behaviour, self.cluster.rng
         if cluster.has_faults and rng.random() < behaviour.fails * 0.05:
-            worker.failed_by_itself, worker.failed_at = True, cluster.schedule.now
             cluster.checks.failed(worker)
             at = cluster.schedule.now + self.agent.host.offset
             self._emit(events.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
@@ -239,7 +238,7 @@ class Keeper:
         if not worker.acts or worker.failed_at is not None or worker.is_deaf or not self._is_reachable:
             return
         worker.is_held = True
-        cluster.checks.held(worker)
+        cluster.checks.ended(worker)
         cluster.counts["held"] += 1
         self._emit_from(worker, events.WorkerHeld(worker.generation, worker.local_rank, 7))
         if cluster.has_faults and rng.random() < behaviour.dies_held:
@@ -262,7 +261,6 @@ class Keeper:
             self._send(worker, self._continue, worker)
         else:
             at = self.cluster.schedule.now + self.agent.host.offset
-            worker.failed_by_itself, worker.failed_at = True, self.cluster.schedule.now
             self.cluster.checks.failed(worker)
             exited = events.WorkerExited(worker.generation, worker.local_rank, -SIGKILL, before_stop=True, ended_at=at)
             self._emit(exited)
@@ -287,9 +285,7 @@ class Keeper:
 
     def _emit_from(self, worker: Worker, event: AnyEvent) -> None:
         """Send an event that the worker caused, through its channel."""
-        agent, delay_s = self.agent, 0.005 * self.cluster.survivor_rng.random()
-        worker.channel_at = max(self.cluster.schedule.now + delay_s, worker.channel_at)
-        self.cluster.schedule.at(worker.channel_at, agent.do, agent.step, event)
+        self._send(worker, self.agent.do, self.agent.step, event)
 
     def _stopped_alone(self, worker: Worker, signal: int) -> None:
         rng, behaviour = self.cluster.survivor_rng, self.cluster.behaviour
@@ -307,9 +303,7 @@ class Keeper:
     # --- ends ---------------------------------------------------------------------------------------------------------
 
     def _succeed(self, worker: Worker) -> None:
-        if worker.is_held:
-            return
-        if worker.failed_at is None:
+        if not worker.is_held and worker.failed_at is None:
             self._exit(worker, 0)
 
     def _fail_unless_calm(self, worker: Worker) -> None:
@@ -320,8 +314,6 @@ class Keeper:
         """Let the worker fail by itself: raise, exit or crash."""
         if not worker.acts or worker.failed_at is not None or not self._is_reachable:
             return
-        worker.failed_by_itself = True
-        worker.failed_at = self.cluster.schedule.now
         self.cluster.checks.failed(worker)
         rng = self.cluster.rng
         kind = rng.random()
