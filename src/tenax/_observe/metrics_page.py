@@ -13,9 +13,7 @@ from collections.abc import Iterable
 
 from tenax._core.ledger import Mean
 from tenax._view.status import FailureStatus, NodeStatus, RunStatus
-from tenax.metrics._prometheus import CONTENT_TYPE, escaped, in_text
-
-__all__ = ["CONTENT_TYPE", "render"]
+from tenax.metrics._prometheus import escaped, in_text
 
 PHASES = ("gathering", "recovering", "running", "ending", "paused", "over")
 STATES = (

@@ -40,12 +40,12 @@ EARLY_ENDS = {
 _OUTCOMES = {"cancelled": "was cancelled", "broken": "could not continue", "abandoned": "was abandoned"}
 
 
-def format_goodput(goodput: Goodput) -> str:
-    """Return one line without a full stop; empty if no time has passed."""
+def format_goodput(goodput: Goodput | None) -> str:
+    """Return one line without a full stop; empty if it is not known or no time has passed."""
+    if goodput is None or not 0 < goodput.spent.total_s < float("inf"):  # infinite in a damaged journal
+        return ""
     spent = goodput.spent
     total_s = spent.total_s
-    if not 0 < total_s < float("inf"):  # infinite in a damaged journal
-        return ""
     line = f"{percent(spent.training_s, total_s)} of {format_duration(total_s)} was training"
     failures = goodput.to_detect.count + goodput.to_recover.count
     had_trouble = bool(failures or goodput.lost_steps or spent.lost_s + spent.hung_s > 0)

@@ -14,8 +14,9 @@ import os
 from tenax._core import commands, events
 from tenax._core.agent_state import Phase, global_rank
 from tenax._core.hang import HangDetector, Sample, Scopes
-from tenax._core.model import WorkerPhase
+from tenax._core.model import WorkerPhase, truncate_stacks
 from tenax._core.requests import WorkerStacks
+from tenax._io.loop import NO_TIMER
 from tenax._observe.hangs.counters import CounterReader, state_of
 
 TYPE_CHECKING = False
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tenax._core.model import AgentSettings
     from tenax._core.requests import StacksRequest
     from tenax._io.interfaces import Reply
-    from tenax._io.loop import Loop, Timer
+    from tenax._io.loop import Loop
     from tenax._node.journal import Step
     from tenax._node.worker_logs import WorkerLogs
 
@@ -56,7 +57,7 @@ class Sampler:
         self._detector = HangDetector(settings.hang_after_s, self._interval_s)
         self._state: AgentState | None = None
         self._generation = 0
-        self._timer: Timer | None = None
+        self._timer = NO_TIMER
         self._readers: dict[int, CounterReader] = {}
         self._is_quiet = False  # as last posted
         self._is_broken = False
@@ -69,20 +70,16 @@ class Sampler:
             if isinstance(command, commands.DumpStacks | commands.ReadStacks):
                 self._detector.rebase()  # dumping and reading the stacks changes the counters
         if state.phase is not Phase.RUNNING:
-            self._stop()
-        elif not self._is_broken and (self._timer is None or state.generation != self._generation):
+            self.close()
+        elif not self._is_broken and (self._timer is NO_TIMER or state.generation != self._generation):
             self._begin(state)
 
     def close(self) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
+        self._timer = NO_TIMER
 
     def _begin(self, state: AgentState) -> None:
-        self._stop()
+        self.close()
         now = self._loop.now()
         self._generation = state.generation
         self._readers, self._read_until = {}, {}
@@ -96,7 +93,7 @@ class Sampler:
         try:
             self._take_samples(now)
         except Exception as error:  # an unexpected /proc: training does not depend on sampling
-            self._timer = None
+            self._timer = NO_TIMER
             if self._is_quiet:
                 self._loop.post(events.MovementSeen(self._generation, what="hang detection stopped on a node"))
             self._is_quiet, self._is_broken = False, True
@@ -200,10 +197,7 @@ class Sampler:
         stacks = last_dump(_text(path, begin, end)) if end > begin else ""
         if not stacks:
             return events.WorkerStacks(rank, why=self._why_no_stacks(rank))
-        if len(stacks) > _MAX_STACKS:
-            head = _MAX_STACKS // 4
-            stacks = f"{stacks[:head]}\n[...]\n{stacks[head - _MAX_STACKS :]}"
-        return events.WorkerStacks(rank, stacks)
+        return events.WorkerStacks(rank, truncate_stacks(stacks, _MAX_STACKS))
 
     def _why_no_stacks(self, rank: int) -> str:
         worker = self._state.workers.get(rank) if self._state is not None else None
