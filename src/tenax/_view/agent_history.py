@@ -13,6 +13,7 @@ from tenax._view.history import (
     HangSpan,
     NodeHistory,
     NodePart,
+    RunHistory,
     Spans,
     WorkerSpan,
     missing_end,
@@ -37,8 +38,7 @@ def history_of_node(header: Header, steps: Sequence[Step], footer: Footer | None
     reader = _AgentReader(header)
     for step in steps:
         reader.add(step.at, step.event, step.commands)
-    missing = missing_end(f"the agent on {header.host}", footer, has_verdict=reader.verdict is not None)
-    return reader.part(tuple(missing), folder)
+    return reader.part(footer, folder)
 
 
 class _AgentReader:
@@ -60,7 +60,7 @@ class _AgentReader:
         self._found: dict[tuple[int, int], Failure] = {}
         self._hang: tuple[HangReport, float] | None = None  # the current one, and its start
         self._hangs: list[HangSpan] = []
-        self.verdict: Verdict | None = None
+        self._verdict: Verdict | None = None
 
     def add(self, at: float, event: AnyEvent, sent: list[AnyCommand]) -> None:
         self._at = at
@@ -98,7 +98,7 @@ class _AgentReader:
                 for failure in getattr(message, "failures", ()):
                     self._found[failure.generation, failure.global_rank] = failure
             case commands.Finish(verdict):
-                self.verdict = verdict
+                self._verdict = verdict
                 self._spans.end(self._at)
 
     def _end_hang(self) -> None:
@@ -123,19 +123,18 @@ class _AgentReader:
         span = (since + self._offset, max(since, until) + self._offset)
         self._workers.append(WorkerSpan(self._generation, local_rank, rank, pid, *span, exit_code, ended))
 
-    def part(self, missing: tuple[str, ...], folder: str) -> NodePart:
-        header, offset = self._header, self._offset
+    def part(self, footer: Footer | None, folder: str) -> NodePart:
+        header, offset, verdict = self._header, self._offset, self._verdict
         self._end_hang()
         for local_rank, (pid, since) in self._alive.items():
             self._add_worker(local_rank, pid, since, self._at, None, "")
-        self._alive = {}
         self._spans.end(self._at)
         found: dict[int, list[Failure]] = {}
         for each in sorted(self._found.values(), key=lambda each: (each.generation, *by_cause(each))):
             found.setdefault(each.generation, []).append(msgspec.structs.replace(each, host=each.host or header.host))
         diagnoses = {number: Diagnosis(failures=tuple(of)) for number, of in found.items()}
-        if self.verdict is not None and self.verdict.failures:  # of all nodes
-            diagnoses[self.verdict.generation] = self.verdict
+        if verdict is not None and verdict.failures:  # of all nodes
+            diagnoses[verdict.generation] = verdict
         node = NodeHistory(
             node_id="",
             name=header.host,
@@ -145,16 +144,15 @@ class _AgentReader:
             spans=tuple(self._spans.found),
             workers=tuple(self._workers),
         )
-        return NodePart(
+        history = RunHistory(
             run_id=header.settings.run_id,
-            node=node,
             began_at=header.at + offset,
             ended_at=self._at + offset,
-            ranks=tuple(self._ranks),
+            nodes=(node,),
             failures=tuple(each for of in diagnoses.values() for each in failure_statuses(of, offset)),
-            verdict=self.verdict,
-            missing=missing,
+            missing=missing_end(f"the agent on {header.host}", footer, verdict),
             hangs=without_overlaps(self._hangs),
             entrypoint=header.entrypoint,
             folder=folder,
         )
+        return NodePart(history, tuple(self._ranks), verdict)

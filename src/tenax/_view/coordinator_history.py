@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
 def history_of_run(header: RunHeader, steps: Sequence[RunStep], footer: Footer | None, folder: str = "") -> RunPart:
     """Return the history of a run as one coordinator saw it. ``folder``: of the journal."""
-    replay = _Replay(header)
+    replay = _Replay(header, RecordedPolicy(step.decision for step in steps))
     trouble = replay.run(steps)
-    missing = [trouble] if trouble else []
-    has_verdict = replay.state.verdict is not None
-    missing += missing_end(f"the coordinator on {header.host}", footer, has_verdict=has_verdict)
-    history = replay.history(tuple(missing), folder)
+    end = missing_end(f"the coordinator on {header.host}", footer, replay.state.verdict)
+    history = replay.history((trouble, *end) if trouble else end, folder)
     all_left = bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
     return RunPart(history, replay.ranks, replay.has_predecessor, footer is not None and all_left)
 
@@ -48,19 +46,33 @@ class _Node(Spans):
     def __init__(self, record: NodeRecord, at: float, offset: float) -> None:
         super().__init__(offset)
         self.record = record
-        self.came_at = at
+        self._came_at = at
         self.gone_at: float | None = None
         self.gone_how = self.gone_why = ""
         self.times_lost = 0
+
+    def history(self, node_id: str) -> NodeHistory:
+        info, is_gone = self.record.info, self.gone_at is not None
+        return NodeHistory(
+            node_id=node_id,
+            name=self.record.label,
+            host=info.host,
+            slots=info.slots,
+            came_at=self._came_at + self._offset,
+            gone_at=None if self.gone_at is None else self.gone_at + self._offset,
+            gone_how=self.gone_how if is_gone else "",
+            gone_why=self.gone_why if is_gone else "",
+            times_lost=self.times_lost,
+            spans=tuple(self.found),
+        )
 
 
 class _Replay:
     """A coordinator machine that receives the events of the journal, and what was observed of its states."""
 
-    def __init__(self, header: RunHeader) -> None:
-        self._settings = header.settings
+    def __init__(self, header: RunHeader, policy: RecordedPolicy) -> None:
+        self._machine = CoordinatorMachine(header.settings, policy)
         self._offset = header.wall_time - header.at
-        self._machine: CoordinatorMachine
         self._began_at = self._at = header.at
         self._entries: list[GenerationEntry] = []
         self._nodes: dict[str, _Node] = {}
@@ -77,7 +89,6 @@ class _Replay:
 
     def run(self, steps: Sequence[RunStep]) -> str:
         """Replay all steps. Return why the replay stopped early; empty if it did not."""
-        self._machine = CoordinatorMachine(self._settings, RecordedPolicy(step.decision for step in steps))
         for number, step in enumerate(steps, 1):
             before = self._mark()
             try:
@@ -90,8 +101,7 @@ class _Replay:
 
     def _mark(self) -> tuple[object, ...]:
         """Return a value that changes whenever the state of every node may have changed."""
-        state = self._machine.state
-        entry = state.ledger.current
+        state, entry = self.state, self.state.ledger.current
         return state.phase.name, state.generation, entry.running_at if entry is not None else None
 
     def _observe(self, event: AnyCoordinatorEvent, *, all_nodes: bool) -> None:
@@ -163,17 +173,13 @@ class _Replay:
             node.gone_how, node.gone_why = "drained", event.message.why
         if event.node_id in self.state.nodes or node.gone_at is not None:
             return
-        is_lost, why = isinstance(event, NodeLost), ""
-        if isinstance(event, NodeLost):
-            why = event.why
-        elif isinstance(event.message, NodeLeft):
-            why = event.message.why
-        elif isinstance(event.message, NodeJoined):
+        if isinstance(event, Received) and isinstance(event.message, NodeJoined):
             return  # it was refused
         node.end(self._at)
         if not isinstance(self.state.phase, Over):
-            node.gone_at, node.gone_how = self._at, node.gone_how or ("lost" if is_lost else "left")
-            node.gone_why = node.gone_why or why
+            how, left = ("lost", event) if isinstance(event, NodeLost) else ("left", event.message)
+            node.gone_at, node.gone_how = self._at, node.gone_how or how
+            node.gone_why = node.gone_why or (left.why if isinstance(left, NodeLost | NodeLeft) else "")
             node.times_lost += node.gone_how == "lost"
 
     def history(self, missing: tuple[str, ...], folder: str) -> RunHistory:
@@ -189,7 +195,7 @@ class _Replay:
             run_id=state.settings.run_id,
             began_at=(self._began_at if ledger.began_at is None else ledger.began_at) + offset,
             ended_at=over_at + offset,
-            nodes=tuple(_node_history(node_id, node, offset) for node_id, node in self._nodes.items()),
+            nodes=tuple(node.history(node_id) for node_id, node in self._nodes.items()),
             generations=tuple(generation_status(entry, over_at, offset) for entry in self._entries),
             failures=tuple(each for of in self._diagnoses.values() for each in failure_statuses(of, offset)),
             stopped=sum(len(of.stopped) for of in self._diagnoses.values()),
@@ -202,19 +208,3 @@ class _Replay:
             hangs=without_overlaps(self._hangs),
             folder=folder,
         )
-
-
-def _node_history(node_id: str, node: _Node, offset: float) -> NodeHistory:
-    info = node.record.info
-    return NodeHistory(
-        node_id=node_id,
-        name=node.record.label,
-        host=info.host,
-        slots=info.slots,
-        came_at=node.came_at + offset,
-        gone_at=None if node.gone_at is None else node.gone_at + offset,
-        gone_how=node.gone_how if node.gone_at is not None else "",
-        gone_why=node.gone_why if node.gone_at is not None else "",
-        times_lost=node.times_lost,
-        spans=tuple(node.found),
-    )
