@@ -88,8 +88,6 @@ def wall_clock_of(journal: str) -> WallClock:
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict and its context."""
-
     verdict: Verdict
     entrypoint: str  # "train.py"
     host: str  # where this report is made
@@ -110,7 +108,6 @@ def summary(failure: Failure, here: str = "") -> str:
 
 
 def headline(report: Report) -> str:
-    """Return the first line: what happened."""
     verdict, name = report.verdict, report.entrypoint
     restarts = "" if verdict.restarts_used == 0 else f" after {_restarts(report)}"
     match verdict.outcome:
@@ -423,7 +420,6 @@ def _where_to_look(report: Report, width: int) -> list[str]:
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """Return the report as plain values."""
     verdict, clock = report.verdict, report.clock
     failures = [_failure_to_dict(failure, report.host) for failure in verdict.failures]
     first, same, victims, _ = related(verdict)
@@ -465,7 +461,6 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def to_json(report: Report) -> bytes:
-    """Return the report as one JSON object."""
     return msgspec.json.encode(to_dict(report))
 
 

@@ -36,7 +36,6 @@ _MAX_CAUSES = 50
 
 
 def render(status: RunStatus) -> str:
-    """Return the page."""
     page = _Page(status.run_id)
     _add_run(page, status)
     _add_time(page, status)

@@ -42,8 +42,6 @@ def history_of_node(header: Header, steps: Sequence[Step], footer: Footer | None
 
 
 class _AgentReader:
-    """Collects spans, workers, failures and hangs, step by step."""
-
     def __init__(self, header: Header) -> None:
         self._header = header
         self._offset = header.wall_time - header.at

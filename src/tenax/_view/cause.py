@@ -51,8 +51,6 @@ _VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """The result of the classification."""
-
     kind: str
     is_consequence: bool
     proof: str  # the line that shows it; empty: only the exit code does

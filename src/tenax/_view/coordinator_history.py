@@ -41,8 +41,6 @@ def history_of_run(header: RunHeader, steps: Sequence[RunStep], footer: Footer |
 
 
 class _Node(Spans):
-    """What was observed of one node."""
-
     def __init__(self, record: NodeRecord, at: float, offset: float) -> None:
         super().__init__(offset)
         self.record = record

@@ -126,7 +126,6 @@ class NodeHistory(Value, frozen=True):
 
     @property
     def left_text(self) -> str:
-        """How and why it left: ``host2 was drained: an operator drained it``."""
         how = self.gone_how if self.gone_how == "left" else f"was {self.gone_how}"
         return f"{self.name} {how}{f': {self.gone_why}' if self.gone_why else ''}"
 
@@ -407,8 +406,6 @@ def _sum(first: Goodput | None, second: Goodput | None) -> Goodput | None:
 
 
 def plus(one: Goodput, other: Goodput) -> Goodput:
-    """Return the sum of two goodputs."""
-
     def mean(first: Mean, second: Mean) -> Mean:
         return Mean(first.count + second.count, first.sum_s + second.sum_s)
 
@@ -438,7 +435,6 @@ def with_one_first(failures: Sequence[FailureStatus]) -> list[FailureStatus]:
 
 
 def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
-    """Merge agents' journals without a coordinator's."""
     histories = [part.history for part in parts]
     verdict = _verdict_of(parts, all_left=True)
     found = [each for history in histories for each in history.failures]

@@ -26,8 +26,6 @@ class Detail(NamedTuple):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of failure."""
-
     id: str
     meaning: str = ""
     next_step: str = ""

@@ -26,8 +26,6 @@ _BUSY_SHARE = 0.03  # of the time
 
 
 class CounterReader:
-    """Reads the counters of one worker and its descendants."""
-
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._descendants: list[int] = []

@@ -64,7 +64,6 @@ class Sampler:
         self._read_until: dict[int, int] = {}  # by local rank: the end of stacks that were already read
 
     def observe(self, step: Step, state: AgentState) -> None:
-        """Follow a step of the agent machine."""
         self._state = state
         for command in step.commands:
             if isinstance(command, commands.DumpStacks | commands.ReadStacks):
@@ -104,13 +103,9 @@ class Sampler:
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def _take_samples(self, now: float) -> None:
-        if self._state is None:
-            return
         progress, scopes = {each.local_rank: each for each in self._logs.progress()}, self._scopes()
         samples = [
-            self._sample(rank, worker.pid, progress.get(rank), scopes.get(rank))
-            for rank, worker in self._state.workers.items()
-            if worker.phase is WorkerPhase.RUNNING and worker.pid
+            self._sample(rank, pid, progress.get(rank), scopes.get(rank)) for rank, pid in self._running().items()
         ]
         reading = self._detector.look(samples, now)
         if reading.is_quiet == self._is_quiet:
@@ -122,6 +117,11 @@ class Sampler:
         for sample in samples:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))
         self._loop.post(events.QuietSeen(self._generation, reading.since, reading.why, reading.stopped))
+
+    def _running(self) -> dict[int, int]:
+        """Return the pids of the running workers, by local rank."""
+        workers = self._state.workers.values() if self._state is not None else ()
+        return {each.local_rank: each.pid for each in workers if each.phase is WorkerPhase.RUNNING and each.pid}
 
     def _sample(self, rank: int, pid: int, progress: WorkerProgress | None, scopes: Scopes | None) -> Sample:
         reader = self._readers.get(rank)
@@ -144,9 +144,12 @@ class Sampler:
         return stacks_file(error_file) if error_file else ""
 
     def read_stacks(self, command: commands.ReadStacks) -> None:
-        """Post the stacks that the workers have written."""
-        workers = tuple(self._stacks_of(rank) for rank in command.local_ranks)
-        self._loop.post(events.StacksRead(command.generation, command.number, workers))
+        workers = []
+        for rank in command.local_ranks:
+            begin, end = self._read_until.get(rank, 0), _size(self._stacks_file(rank))
+            self._read_until[rank] = end
+            workers.append(self._written_stacks(rank, begin, end))
+        self._loop.post(events.StacksRead(command.generation, command.number, tuple(workers)))
 
     def expect_disturbance(self) -> None:
         """Ignore activity until the next sample."""
@@ -154,38 +157,26 @@ class Sampler:
 
     def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply, note: str = "") -> None:
         """Make the workers write their stacks, and answer with them. A stopped worker would be resumed by that."""
-        running = {
-            rank: worker
-            for rank, worker in (self._state.workers if self._state is not None else {}).items()
-            if worker.phase is WorkerPhase.RUNNING and worker.pid and request.local_rank in (-1, rank)
-        }
-        if self._state is None or not running:
-            reply(None, "this worker does not run now" if request.local_rank >= 0 else "no worker runs here now")
+        state, wanted = self._state, request.local_rank
+        running = {rank: pid for rank, pid in self._running().items() if wanted in (-1, rank)}
+        if state is None or not running:
+            reply(None, "this worker does not run now" if wanted >= 0 else "no worker runs here now")
             return
-        state, begins = self._state, {rank: _size(self._stacks_file(rank)) for rank in running}
+        begins = {rank: _size(self._stacks_file(rank)) for rank in running}
         self._detector.rebase()
-        for rank, worker in running.items():
-            if state_of(worker.pid) not in ("T", "t"):
+        for rank, pid in running.items():
+            if state_of(pid) not in ("T", "t"):
                 dump(rank)
 
         def answer() -> None:
             found = {rank: self._written_stacks(rank, begins[rank], _size(self._stacks_file(rank))) for rank in running}
-            reply(
-                [
-                    WorkerStacks(
-                        global_rank(state, rank), worker.pid, stacks=found[rank].stacks, why=found[rank].why, note=note
-                    )
-                    for rank, worker in running.items()
-                ],
-                "",
-            )
+            stacks = [
+                WorkerStacks(global_rank(state, rank), pid, stacks=found[rank].stacks, why=found[rank].why, note=note)
+                for rank, pid in running.items()
+            ]
+            reply(stacks, "")
 
         self._loop.at(self._loop.now() + state.settings.stacks_s, answer)
-
-    def _stacks_of(self, rank: int) -> events.WorkerStacks:
-        begin = self._read_until.get(rank, 0)
-        self._read_until[rank] = end = _size(self._stacks_file(rank))
-        return self._written_stacks(rank, begin, end)
 
     def _written_stacks(self, rank: int, begin: int, end: int) -> events.WorkerStacks:
         from tenax._core.hang_report import last_dump

@@ -70,7 +70,6 @@ class AgentLiveness:
         self._beat_at = None
 
     def note(self, phase: str, generation: int, *, is_ready: bool) -> None:
-        """Record what the agent does."""
         self._state = Signs(phase, generation, is_ready)
 
     def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
@@ -83,7 +82,6 @@ class AgentLiveness:
         return int(time.time() - (0.0 if beat_at is None else self._now() - beat_at))
 
     def read(self) -> Signs:
-        """Return a snapshot."""
         beat_at, watchdog = self._beat_at, self._watchdog
         watched_at = None if watchdog is None else watchdog()
         return msgspec.structs.replace(
@@ -98,8 +96,6 @@ class AgentLiveness:
 
 
 class HealthVerdict(msgspec.Struct, frozen=True):
-    """Whether the agent passes a check, and why."""
-
     is_good: bool
     why: str
 
@@ -199,7 +195,6 @@ class HealthCheck:
         beat()
 
     def observe(self, state: AgentState) -> None:
-        """Record a step of the agent."""
         self.signs.note(state.phase.value, state.generation, is_ready=has_running_workers(state))
 
     def turn(self, phase: str, generation: int, *, is_ready: bool, waits_for: str) -> None:

@@ -33,7 +33,6 @@ _MAX_WORKERS_UNFOLDED = 64
 
 
 def timeline_page(history: RunHistory) -> str:
-    """Return the whole HTML file."""
     origin = ", ".join(each for each in (history.entrypoint, history.folder and f"in {history.folder}") if each)
     parts = [
         f"<h1>Run {html.text(history.run_id)} {html.badge(history.outcome)}</h1>",
