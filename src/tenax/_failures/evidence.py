@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Sequence
 
 import msgspec
 
@@ -16,15 +17,9 @@ from tenax._core.model import Evidence
 from tenax._core.text import decoded, shortened, storable, without_middle
 from tenax._failures import error_file as error_files
 from tenax._failures import python_traceback
-from tenax._failures.out_of_memory import link_target
+from tenax._failures.out_of_memory import OutOfMemoryWatch, link_target
 from tenax._view.cause import Cause, classify
 from tenax._view.kinds import PORT
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._failures.out_of_memory import OutOfMemoryWatch
 
 MAX_LAST_LINES = 30
 _MAX_LINE = 400  # characters

@@ -10,15 +10,12 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tenax._core.model import Evidence
+from tenax._core.model import Evidence, Failure
 from tenax._core.text import harmless
 from tenax._failures import error_file as error_files
 from tenax._view import exit_text
-
-if TYPE_CHECKING:
-    from tenax._core.model import Failure
 
 NOT_AVAILABLE = "<N/A>"
 _MAX_WIDTH = 60

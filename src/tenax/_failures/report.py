@@ -14,25 +14,19 @@ import re
 import shlex
 import textwrap
 import time
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.hang_report import format_ranks
-from tenax._core.model import AWAITED, Failure, Outcome, Verdict, assert_never, failure_began_at
+from tenax._core.model import AWAITED, Assignment, Failure, Outcome, Verdict, assert_never, failure_began_at
 from tenax._core.text import encodable, format_duration, harmless, shortened
 from tenax._failures.exit_codes import exit_code_for
 from tenax._view.cause import cause_of, related, what_happened
 from tenax._view.exit_text import describe_exit, describe_signal, signal_name
 from tenax._view.text import format_goodput, format_local_moment
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from tenax._core.model import Assignment
 
 _VERSION = 3
 _MIN_WIDTH, _MAX_WIDTH = 40, 100
@@ -205,13 +199,19 @@ def _first_cause(report: Report, failure: Failure, width: int) -> list[str]:
         f"{of} log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
     }
-    shown_texts = {*fields.values(), failure.reason}
+    is_shown = cause.proof in {*fields.values(), failure.reason} or (
+        cause.proof.endswith("...") and evidence.message.startswith(cause.proof.removesuffix("..."))
+    )
+    same, awaited = related(report.verdict).same, [each.global_rank for each in report.verdict.stopped]
+    alike = f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, failure.host)}"
+    # The others may have waited for a rank that the diagnosis does not name.
+    missing = f"possibly {_ranks(awaited)}: still running when tenax stopped the workers"
     classified = {
         "cause": _UNKNOWN_CAUSE if cause.is_consequence else cause.meaning,
-        "missing": _missing(report.verdict) if cause.is_consequence else "",
-        "proof": "" if cause.proof in shown_texts or _is_beginning(cause.proof, evidence.message) else cause.proof,
+        "missing": missing if cause.is_consequence and awaited else "",
+        "proof": "" if is_shown else cause.proof,
         "next": cause.next_step,
-        "also": _same_elsewhere(report),
+        "also": f"{alike} failed for the same reason" if same else "",
     }
     lines = [line for key, value in classified.items() if value for line in _wrapped_field(key, value, width)]
     lines += [_field(key, value) for key, value in fields.items() if value]
@@ -238,21 +238,6 @@ def _when(report: Report, failure: Failure) -> str:
     at, began_at = failure_began_at(failure), report.clock.began_at
     after = "" if began_at is None else f", {format_duration(at - began_at)} after the start"
     return report.clock.moment(at) + after
-
-
-def _same_elsewhere(report: Report) -> str:
-    first, same, _, _ = related(report.verdict)
-    if first is None or not same:
-        return ""
-    return f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, first.host)} failed for the same reason"
-
-
-def _missing(verdict: Verdict) -> str:
-    """Return the ranks that the others may have waited for, where the diagnosis does not name one."""
-    if not verdict.stopped:
-        return ""
-    ranks = _ranks(each.global_rank for each in verdict.stopped)
-    return f"possibly {ranks}: still running when tenax stopped the workers"
 
 
 def _others(report: Report, paint: Any) -> list[list[str]]:
@@ -317,13 +302,9 @@ class _WaitingWorker(NamedTuple):
 def _other_stacks(report: Report, paint: Any, width: int) -> list[str]:
     """Show where the other workers were when one hung. Workers at the same location share an entry; rare ones first."""
     verdict = report.verdict
-    workers = [
-        *(
-            _WaitingWorker(each.global_rank, each.host, each.was_late, each.evidence.stacks)
-            for each in verdict.failures[1:]
-        ),
-        *(_WaitingWorker(each.global_rank, each.host, False, each.stacks) for each in verdict.stopped),
-    ]
+    failed, stopped = verdict.failures[1:], verdict.stopped
+    workers = [_WaitingWorker(each.global_rank, each.host, each.was_late, each.evidence.stacks) for each in failed]
+    workers += [_WaitingWorker(each.global_rank, each.host, False, each.stacks) for each in stopped]
 
     def location(stacks: str) -> str:
         """Return a key that is equal for workers at the same lines, whatever their thread ids."""
@@ -370,12 +351,11 @@ def _describe_workers(group: list[_WaitingWorker], here: str) -> str:
 def _outcome(report: Report, width: int) -> list[str]:
     verdict = report.verdict
     lines = _wrapped(_line(_restarted(report)), width, "  ")
-    if verdict.why and (
-        verdict.outcome is Outcome.ABANDONED or (verdict.outcome is Outcome.CANCELLED and verdict.signal)
-    ):
+    is_abandoned = verdict.outcome is Outcome.ABANDONED
+    if verdict.why and (is_abandoned or (verdict.outcome is Outcome.CANCELLED and verdict.signal)):
         lines += _wrapped(_line(f"Ended: {verdict.why}."), width, "  ")
     lines += _wrapped(_uncharged_restarts(verdict), width, "  ")
-    if verdict.outcome is Outcome.ABANDONED:
+    if is_abandoned:
         pids = " ".join(map(str, verdict.stuck_pids))
         stuck = "They are stuck in the kernel and hold their devices."
         lines += _wrapped(f"{stuck} Check /proc/PID/stack of {pids}, then reboot the host.", width, "  ")
@@ -516,11 +496,6 @@ def _restarted(report: Report) -> str:
     if verdict.restarts_used == 0:
         return f"Not restarted{why}"
     return f"Gave up after {_restarts(report)}{why}"
-
-
-def _is_beginning(short: str, text: str) -> bool:
-    """Return whether ``short`` is the text with its end cut off."""
-    return short.endswith("...") and text.startswith(short.removesuffix("..."))
 
 
 def _count(number: int, noun: str) -> str:

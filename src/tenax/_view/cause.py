@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import re
 import signal
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -28,10 +29,6 @@ from tenax._core.model import AWAITED, NEVER_JOINED, Diagnosis, Evidence, Failur
 from tenax._core.text import shortened, storable
 from tenax._view.exit_text import describe_exit
 from tenax._view.kinds import KINDS, RESOURCES, Kind
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MAX_PROOF = 300
 _MAX_SEARCHED = 2000  # characters of a line: some patterns are quadratic in its length

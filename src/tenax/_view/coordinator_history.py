@@ -112,7 +112,7 @@ class _Replay:
         if self._last is None or state.last is not self._last[1]:  # the diagnosis of the previous one is final
             self._add_diagnosis()
         self._last = state.generation, state.last
-        self._observe_hang()
+        self._observe_hang(state.hang)
         if isinstance(event, Received | NodeLost):
             self._add_node(event.node_id)
             self._observe_leaving(event)
@@ -124,19 +124,13 @@ class _Replay:
             for node_id in [each for each, node in self._nodes.items() if node.what and each not in state.nodes]:
                 self._nodes[node_id].end(self._at)
 
-    def _observe_hang(self) -> None:
-        hang = self.state.hang
+    def _observe_hang(self, hang: Suspicion | None) -> None:
         if self._hang is not None and hang is not self._hang[0]:
-            self._end_hang()
+            (over, generation), self._hang = self._hang, None
+            who = odd_ranks(over.report) if over.report is not None else ""
+            self._hangs.append(HangSpan(generation, over.since + self._offset, self._at + self._offset, who))
         if self._hang is None and hang is not None and hang.report is not None:
             self._hang = hang, self.state.generation
-
-    def _end_hang(self) -> None:
-        if self._hang is None:
-            return
-        (hang, generation), self._hang = self._hang, None
-        who = odd_ranks(hang.report) if hang.report is not None else ""
-        self._hangs.append(HangSpan(generation, hang.since + self._offset, self._at + self._offset, who))
 
     def _add_diagnosis(self) -> None:
         if self._last is not None:
@@ -186,7 +180,7 @@ class _Replay:
         over_at = at if ledger.over_at is None else ledger.over_at
         for node in self._nodes.values():
             node.end(at)
-        self._end_hang()
+        self._observe_hang(None)
         self._add_diagnosis()
         verdict = state.verdict
         return RunHistory(

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import time
 
+from tenax._core.ledger import Goodput
 from tenax._core.model import Outcome
 from tenax._core.text import format_duration
 from tenax._view.exit_text import signal_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._core.ledger import Goodput
 
 _SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
 _INSTANT_S = 0.0005
