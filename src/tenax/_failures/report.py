@@ -1,10 +1,7 @@
 """The final report of a run, as text for people and as JSON.
 
-Every node of the run prints it once, at the end; it names the host of every failure. It begins with a headline, then
-the first cause: what it means, its proof, what to do next (``cause.py``), and all evidence. Workers that failed for the
-same reason, as a consequence, or independently are listed briefly; workers that tenax stopped are listed as stopped,
-never as failed. If a worker hung, the stacks of the others follow. Then come restarts and where to look. If every
-failed worker only lost a peer, the report states that the cause is unknown.
+Every node prints it once, at the end; it names the host of every failure. Workers that tenax stopped are listed as
+stopped, never as failed. If every failed worker only lost a peer, the report states that the cause is unknown.
 Pure, except for ``wall_clock_of``: a value in, text out. Conveys nothing by colour alone.
 """
 
