@@ -23,8 +23,7 @@ from tenax._io.interfaces import RequestRefused
 from tenax._io.listen import listen
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs
-from tenax._observe.health.check import HealthCheck, health_check_of
-from tenax._observe.health.liveness import AgentLiveness
+from tenax._observe.health.check import AgentLiveness, HealthCheck, health_check_of
 from tenax.agent.server import LocalElasticAgent, WorkerGroup, WorkerSpec
 from tenax.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from tenax.launcher import LaunchConfig, elastic_launch

@@ -14,13 +14,12 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.kit.causes import known_cause
 
 from tenax._core.model import Evidence
 from tenax._failures import error_file
-from tenax._failures.evidence import MAX_LAST_LINES, gather, last_lines, stacks_in
+from tenax._failures.evidence import MAX_LAST_LINES, gather, last_lines, owner_in, stacks_in
 from tenax._failures.out_of_memory import OutOfMemoryWatch
-from tenax._failures.port_owner import owner_in
-from tenax._view.cause import meaning_of
 
 from .test_error_file import NOW
 
@@ -257,7 +256,7 @@ def test_the_process_that_has_the_port_is_named() -> None:
         found = gather(pid=1, exit_code=1, stderr_tail=text.encode())
     assert found.cause == "address_in_use"
     assert f"; pid {os.getpid()} (" in found.proof
-    assert meaning_of(found.cause, found.proof) == f"Port {port} is already in use by another process."
+    assert known_cause(found.cause, found.proof).meaning == f"Port {port} is already in use by another process."
 
 
 def test_a_free_port_has_no_owner() -> None:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.model import Evidence, Failure, Outcome, Stopped, Verdict
-from tenax._failures.report import Report, headline, render, summary, to_dict, to_json
-from tenax._failures.wall_clock import WallClock
+from tenax._failures.report import Report, WallClock, headline, render, summary, to_dict, to_json
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nRuntimeError: boom'
 

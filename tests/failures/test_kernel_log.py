@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tenax._failures.evidence import gather
-from tenax._failures.kernel_log import crash_line, gpu_error
+from tenax._failures.evidence import crash_line, gather, gpu_error
 
 from .test_out_of_memory import Kernel
 

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tenax._core.model import Evidence, Failure
 from tenax._failures import error_file
-from tenax._failures.child_failed import ChildFailedError
-from tenax._failures.process_failure import ProcessFailure
+from tenax._failures.process_failure import ChildFailedError, ProcessFailure
 
 from .test_error_file import NOW, almost_valid
 

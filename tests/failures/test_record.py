@@ -15,9 +15,8 @@ import pytest
 from kit.processes import needs_torch
 from kit.torch_python import TorchPython
 from tenax._failures import error_file
-from tenax._failures.child_failed import ChildFailedError
 from tenax._failures.error_handler import ErrorHandler, get_error_handler, record
-from tenax._failures.process_failure import ProcessFailure
+from tenax._failures.process_failure import ChildFailedError, ProcessFailure
 
 
 class Recorder(ErrorHandler):

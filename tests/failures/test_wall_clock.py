@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenax._core.model import AgentSettings
-from tenax._failures.wall_clock import wall_clock_of
+from tenax._failures.report import wall_clock_of
 from tenax._node.journal import Journal
 
 

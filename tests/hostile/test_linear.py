@@ -16,15 +16,16 @@ from kit.linear import assert_linear, pieces
 from tenax._core import hang_report
 from tenax._core.diagnosis import missing_ranks
 from tenax._core.link import wire
+from tenax._core.model import Evidence
 from tenax._core.text import decoded, harmless, one_line, storable
 from tenax._core.watchdog import RequestLines
-from tenax._failures import error_file, kernel_log, python_traceback
-from tenax._failures.evidence import last_lines
+from tenax._failures import error_file, python_traceback
+from tenax._failures.evidence import crash_line, gpu_error, last_lines
 from tenax._io.endpoint import Endpoint
 from tenax._logs.lines import LineCutter, lines_with, with_prefix
 from tenax._node.journal import JournalUnreadable, read_journal
 from tenax._node.worker_logs import read_progress
-from tenax._view.cause import Observations, classify
+from tenax._view.cause import classify
 from tenax._view.kinds import KINDS
 from tenax.store._key_values import KeyValues, Limits
 from tenax.store._protocol import Session
@@ -97,7 +98,7 @@ def test_causes_are_recognised_in_linear_time(kind: Any) -> None:
     """Patterns with a gap, on lines that start to match everywhere and match nowhere."""
 
     def work(text: str) -> object:
-        return classify(Observations(exit_code=1, error_type="E", message="E: e", traceback=text))
+        return classify(1, Evidence(error_type="E", message="E: e", traceback=text))
 
     for pattern in kind.patterns:
         if ".*" in pattern:
@@ -124,8 +125,8 @@ def test_ranks_are_found_in_linear_time_and_numbers_are_bounded(make: Callable[[
     "make", [repeated("NVRM: Xid ("), repeated("NVRM: Xid (x): ", "1"), repeated("[1]: segfault ")]
 )
 def test_kernel_lines_are_read_in_linear_time(make: Callable[[int], str]) -> None:
-    assert_linear(lambda text: kernel_log.gpu_error([text], 1, has_gpu_symptom=True), make, size=BIG)
-    assert_linear(lambda text: kernel_log.crash_line([text], 1), make, size=BIG)
+    assert_linear(lambda text: gpu_error([text], 1, has_gpu_symptom=True), make, size=BIG)
+    assert_linear(lambda text: crash_line([text], 1), make, size=BIG)
 
 
 ERROR_FILES = {

@@ -22,7 +22,7 @@ from tenax._core.watchdog import MAX_LINE, RequestLines
 from tenax._engines.tcp.marker import Marker
 from tenax._failures import error_file
 from tenax._failures.error_handler import ErrorHandler
-from tenax._failures.wall_clock import wall_clock_of
+from tenax._failures.report import wall_clock_of
 from tenax._io.etcd.data_directory import last_messages
 from tenax._node.run_notes import note_for
 from view.test_history import agent_of_two_generations, run_of_two_nodes

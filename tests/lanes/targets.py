@@ -39,12 +39,11 @@ from tenax._io.listen import listen
 from tenax._node.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
 from tenax._node.messages import lines_for, live_line
 from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal, replay_run
-from tenax._view.agent_history import history_of_node
 from tenax._view.chrome_trace import trace_in_text
-from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import histories_of
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import timeline_page
+from tenax._view.journal_parts import history_of_node, history_of_run
 from tenax._view.status import RunStatus, status_of
 from tenax._view.summary import format_summary, summary_of
 from tenax.store import _wire as store_wire

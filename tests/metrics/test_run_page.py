@@ -12,8 +12,9 @@ from tenax._core.coordinator import Received
 from tenax._core.ledger import Goodput, Mean, Spent
 from tenax._core.messages import FailureSeen, NodeProgress, WorkerProgress
 from tenax._core.model import Evidence, Failure
-from tenax._observe.metrics_page import CONTENT_TYPE, render
+from tenax._observe.metrics_page import render
 from tenax._view.status import FailureStatus, NodeStatus, RunStatus, status_of
+from tenax.metrics._prometheus import CONTENT_TYPE
 from view.recorded_run import RecordedRun
 
 parser = pytest.importorskip("prometheus_client.parser")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.causes import known_cause
 
 from tenax._core.model import AWAITED, DEADLOCK, Evidence, Failure
-from tenax._view.cause import Observations, cause_of, classify, meaning_of, next_step_of
+from tenax._view.cause import cause_of, classify
 from tenax._view.kinds import KINDS
 
 pytestmark = pytest.mark.process
@@ -20,16 +21,19 @@ FRAME = (
 )
 
 
-def raised(text: str, *earlier: str) -> Observations:
+Observed = tuple[int, Evidence]  # the exit code, and what else is known
+
+
+def raised(text: str, *earlier: str) -> Observed:
     """Observe a process that exited with this exception, raised while handling the earlier ones."""
     joined = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
     chain = joined.join(FRAME + each for each in (*earlier, text))
     first = text.partition("\n")[0]
-    return Observations(exit_code=1, error_type=first.partition(":")[0], message=first, traceback=chain)
+    return 1, Evidence(error_type=first.partition(":")[0], message=first, traceback=chain)
 
 
-def printed(*lines: str, exit_code: int = 1) -> Observations:
-    return Observations(exit_code=exit_code, last_lines=lines)
+def printed(*lines: str, exit_code: int = 1) -> Observed:
+    return exit_code, Evidence(last_lines=lines)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +88,9 @@ def printed(*lines: str, exit_code: int = 1) -> Observations:
     ],
 )  # fmt: skip
 def test_an_exception_is_classified_by_its_message(text: str, kind: str) -> None:
-    cause = classify(raised(text.strip()))
+    cause = classify(*raised(text.strip()))
     assert (cause.kind, cause.is_consequence) == (kind, False)
-    assert cause.meaning == meaning_of(kind, cause.proof)
-    assert cause.next_step == next_step_of(kind, cause.proof)
+    assert cause == known_cause(kind, cause.proof)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_an_exception_is_classified_by_its_message(text: str, kind: str) -> None
     ],
 )  # fmt: skip
 def test_an_error_about_a_lost_peer_is_a_consequence(text: str, kind: str) -> None:
-    cause = classify(raised(text))
+    cause = classify(*raised(text))
     assert (cause.kind, cause.is_consequence) == (kind, True)
 
 
@@ -124,39 +127,34 @@ def test_only_a_lost_peer_or_a_timeout_is_a_consequence() -> None:
 def test_end_of_file_in_multiprocessing_is_a_lost_peer() -> None:
     file = raised("EOFError")
     pipe = 'Traceback (most recent call last):\n  File "/usr/lib/multiprocessing/connection.py", line 1\nEOFError'
-    assert classify(file).kind == "bad_file"
-    assert (
-        classify(Observations(exit_code=1, error_type="EOFError", message="EOFError", traceback=pipe)).kind
-        == "peer_lost"
-    )
+    assert classify(*file).kind == "bad_file"
+    assert classify(1, Evidence(error_type="EOFError", message="EOFError", traceback=pipe)).kind == "peer_lost"
 
 
 def test_an_exhausted_resource_is_found_anywhere_in_the_chain() -> None:
     """Invariant 2: it is never a side effect, even if an error of the network followed."""
     full = "OSError: [Errno 28] No space left on device: '/data/x'"
     for last in ("RuntimeError: could not save", "BrokenPipeError: [Errno 32] Broken pipe"):
-        cause = classify(raised(last, full))
+        cause = classify(*raised(last, full))
         assert (cause.kind, cause.proof) == ("disk_full", full)
         assert "/data/x" in cause.meaning
 
 
 def test_the_last_exception_of_a_chain_decides_then_the_earlier() -> None:
     lost, missing = "ConnectionResetError: [Errno 104] reset", "ModuleNotFoundError: No module named 'fast'"
-    assert classify(raised(lost, missing)).kind == "peer_lost"
-    assert classify(raised("RuntimeError: step failed", lost)).kind == "peer_lost"
+    assert classify(*raised(lost, missing)).kind == "peer_lost"
+    assert classify(*raised("RuntimeError: step failed", lost)).kind == "peer_lost"
 
 
 def test_source_lines_are_not_evidence() -> None:
     """Invariant 5: the frame of every traceback here quotes a line with 'CUDA out of memory' in it."""
-    assert classify(raised("KeyError: 'x'")).kind == "exception"
+    assert classify(*raised("KeyError: 'x'")).kind == "exception"
 
 
 def test_the_kernels_proof_has_priority() -> None:
-    observed = Observations(
-        exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)"
-    )
-    assert classify(observed).kind == "out_of_memory"
-    assert classify(observed).proof == observed.out_of_memory
+    evidence = Evidence(out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)")
+    assert classify(-9, evidence).kind == "out_of_memory"
+    assert classify(-9, evidence).proof == evidence.out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -177,33 +175,33 @@ def test_the_kernels_proof_has_priority() -> None:
     ],
 )
 def test_a_signal_has_its_own_kind(number: int, kind: str) -> None:
-    assert classify(Observations(exit_code=-number)).kind == kind
+    assert classify(-number, Evidence()).kind == kind
     noise = ("WARNING: Connection reset by peer, retrying", "CUDA error: out of memory, trying a smaller batch")
     if number != signal.SIGABRT:
-        assert classify(printed(*noise, exit_code=-number)).kind == kind, "it survived what it printed before"
+        assert classify(*printed(*noise, exit_code=-number)).kind == kind, "it survived what it printed before"
     if number != 60:
-        assert classify(Observations(exit_code=128 + number)).kind == kind, "the exit code of a shell"
+        assert classify(128 + number, Evidence()).kind == kind, "the exit code of a shell"
 
 
 def test_an_abort_is_classified_by_the_last_lines() -> None:
     timeout = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)"
-    cause = classify(printed("step 5", timeout, "Fatal Python error: Aborted", exit_code=-6))
+    cause = classify(*printed("step 5", timeout, "Fatal Python error: Aborted", exit_code=-6))
     assert (cause.kind, cause.is_consequence, cause.proof) == ("collective_timeout", True, timeout)
     gpu = (
         "Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered"
     )
-    assert classify(printed(timeout, gpu, exit_code=-6)).kind == "gpu_illegal_access"
+    assert classify(*printed(timeout, gpu, exit_code=-6)).kind == "gpu_illegal_access"
 
 
 def test_a_python_exception_decides_about_an_abort_while_the_process_exits() -> None:
     """JAX aborts at exit because the others did not come to its last barrier."""
-    observed = Observations(
-        exit_code=-signal.SIGABRT,
+    evidence = Evidence(
         error_type="KeyError",
         message="KeyError: 'lr'",
         last_lines=("DEADLINE_EXCEEDED: Barrier timed out. Id: Shutdown::1", "Fatal Python error: Aborted"),
     )
-    assert (classify(observed).kind, classify(observed).is_consequence) == ("exception", False)
+    cause = classify(-signal.SIGABRT, evidence)
+    assert (cause.kind, cause.is_consequence) == ("exception", False)
 
 
 def test_what_is_printed_directly_before_a_crash_may_be_its_reason() -> None:
@@ -212,12 +210,8 @@ def test_what_is_printed_directly_before_a_crash_may_be_its_reason() -> None:
     crash = ("Fatal Python error: Segmentation fault", "", "Thread 0x00007f42e6bcdb80 (most recent call first):")
     near, far = (
         classify(
-            Observations(
-                exit_code=-signal.SIGSEGV,
-                error_type="Fatal Python error",
-                message=crash[0],
-                last_lines=(line, *more, *crash),
-            )
+            -signal.SIGSEGV,
+            Evidence(error_type="Fatal Python error", message=crash[0], last_lines=(line, *more, *crash)),
         )
         for more in ((), ("step 1", "step 2", "step 3"))
     )
@@ -227,8 +221,8 @@ def test_what_is_printed_directly_before_a_crash_may_be_its_reason() -> None:
 
 def test_output_long_before_the_exit_is_not_the_cause() -> None:
     old = ("Connection reset by peer, retrying", *(f"step {n}" for n in range(20)))
-    assert classify(printed(*old, exit_code=3)).kind == "exit_code"
-    assert classify(printed("step 1", "send: Connection reset by peer", exit_code=3)).kind == "peer_lost"
+    assert classify(*printed(*old, exit_code=3)).kind == "exit_code"
+    assert classify(*printed("step 1", "send: Connection reset by peer", exit_code=3)).kind == "peer_lost"
 
 
 @pytest.mark.parametrize(
@@ -247,30 +241,24 @@ def test_output_long_before_the_exit_is_not_the_cause() -> None:
         (printed(exit_code=0), "unknown"),
     ],
 )  # fmt: skip
-def test_without_an_exception_output_and_exit_code_decide(observed: Observations, kind: str) -> None:
-    assert classify(observed).kind == kind
+def test_without_an_exception_output_and_exit_code_decide(observed: Observed, kind: str) -> None:
+    assert classify(*observed).kind == kind
 
 
 def test_the_kernel_log_is_more_specific_about_a_gpu() -> None:
     observed = raised("RuntimeError: CUDA error: unspecified launch failure")
     line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
-    known = Observations(
-        exit_code=1, message=observed.message, error_type="x", kernel_kind="gpu_lost", kernel_line=line
-    )
-    assert (classify(observed).kind, classify(known).kind, classify(known).proof) == (
-        "gpu_illegal_access",
-        "gpu_lost",
-        line,
-    )
+    known = classify(*observed, kernel_error=("gpu_lost", line))
+    assert (classify(*observed).kind, known.kind, known.proof) == ("gpu_illegal_access", "gpu_lost", line)
 
 
 def test_the_meaning_contains_details_of_the_proof() -> None:
-    port = classify(raised("RuntimeError: failed to listen. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE"))
+    port = classify(*raised("RuntimeError: failed to listen. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE"))
     assert port.meaning == "Port 29500 is already in use by another process."
-    plain = classify(raised("OSError: [Errno 98] Address already in use"))
+    plain = classify(*raised("OSError: [Errno 98] Address already in use"))
     assert plain.meaning == "The port to listen on is already in use by another process."
-    assert meaning_of("missing_module", "No module named 'a.b'").startswith("The Python module a.b is not installed")
-    assert (meaning_of("of a newer tenax"), next_step_of("of a newer tenax")) == ("", "")
+    module = known_cause("missing_module", "No module named 'a.b'")
+    assert module.meaning.startswith("The Python module a.b is not installed")
 
 
 def test_what_the_agent_observed_has_priority_over_the_evidence() -> None:
@@ -297,7 +285,7 @@ def test_a_failure_without_a_known_cause_is_classified_from_its_evidence() -> No
 
 def test_every_kind_has_a_meaning_and_a_next_step() -> None:
     for kind in KINDS:
-        meaning, step = meaning_of(kind.id), next_step_of(kind.id)
+        meaning, step = known_cause(kind.id).meaning, known_cause(kind.id).next_step
         assert (meaning[-1], step[-1]) == (".", "."), kind.id
         assert "{" not in meaning + step, kind.id
         assert kind.patterns or kind.signals or kind.id in {
@@ -309,7 +297,7 @@ def test_every_kind_has_a_meaning_and_a_next_step() -> None:
 def test_every_kind_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/failures.md").read_text()
     for kind in KINDS:
-        assert f"| `{kind.id}` | {meaning_of(kind.id)}" in guide, kind.id
+        assert f"| `{kind.id}` | {known_cause(kind.id).meaning}" in guide, kind.id
 
 
 any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
@@ -319,11 +307,11 @@ any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=60
 def test_any_observation_is_classified_deterministically(
     code: int, error: str, message: str, trace: str, lines: list[str], memory: str
 ) -> None:
-    observed = Observations(
-        exit_code=code, error_type=error, message=message, traceback=trace, last_lines=lines, out_of_memory=memory
+    evidence = Evidence(
+        error_type=error, message=message, traceback=trace, last_lines=tuple(lines), out_of_memory=memory
     )
-    cause = classify(observed)
-    assert cause == classify(observed)
+    cause = classify(code, evidence)
+    assert cause == classify(code, evidence)
     assert cause.kind in {kind.id for kind in KINDS}
     cause.proof.encode()
     assert "\n" not in cause.proof

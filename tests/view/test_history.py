@@ -15,8 +15,8 @@ from tenax._core.model import Outcome, Verdict
 from tenax._node.journal import Footer
 from tenax._node.run_journal import read_run_journal
 from tenax._view.chrome_trace import phases_of
-from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunHistory
+from tenax._view.journal_parts import history_of_run
 from tenax._view.summary import format_summary, summary_of
 from tenax.cli.journals import find_journals, read_histories
 from view.recorded_run import WALL, RecordedAgent, RecordedRun

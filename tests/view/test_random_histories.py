@@ -13,10 +13,10 @@ from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Ope
 from tenax._core.policy import AnyDecision
 from tenax._node.journal import Footer
 from tenax._view.chrome_trace import phases_of, trace_of
-from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import RunPart, histories_of
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import timeline_page
+from tenax._view.journal_parts import history_of_run
 from tenax._view.summary import format_summary, summary_of
 from view.test_chrome_trace import check_format
 

@@ -215,16 +215,16 @@ def _short(frame: str) -> str:
     return f"{path.rpartition('/')[2]}:{rest}"
 
 
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0, 1, 2`` or ``ranks 0 to 6, 8``, limited in length."""
+def format_ranks(ranks: Sequence[int], to: str = " to ", max_ranges: int = _MAX_RANGES) -> str:
+    """Return sorted ranks as ``rank 3``, ``ranks 0, 1, 2`` or ``ranks 0 to 6, 8``, limited in length."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    shown = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a} to {b}" for a, b in runs[:_MAX_RANGES]]
-    more = sum(b - a + 1 for a, b in runs[_MAX_RANGES:])
+    shown = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}{to}{b}" for a, b in runs[:max_ranges]]
+    more = sum(b - a + 1 for a, b in runs[max_ranges:])
     listed = ", ".join(shown) + (f" and {more} more" if more else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {listed}"
 

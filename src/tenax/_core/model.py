@@ -238,12 +238,12 @@ def _brief_with_stacks(failure: Failure) -> Failure:
     return msgspec.structs.replace(brief, evidence=msgspec.structs.replace(brief.evidence, stacks=stacks))
 
 
-def truncate_stacks(stacks: str) -> str:
+def truncate_stacks(stacks: str, max_chars: int = _MAX_STACKS_CHARS) -> str:
     """Cut the middle out of long stacks: the newest threads come first and the main thread comes last."""
-    if len(stacks) <= _MAX_STACKS_CHARS:
+    if len(stacks) <= max_chars:
         return stacks
-    head = _MAX_STACKS_CHARS // 4
-    return f"{stacks[:head]}\n[...]\n{stacks[head - _MAX_STACKS_CHARS :]}"
+    head = max_chars // 4
+    return f"{stacks[:head]}\n[...]\n{stacks[head - max_chars :]}"
 
 
 # Causes that are found by comparing workers: the others waited for this one.

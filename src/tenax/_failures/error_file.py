@@ -24,7 +24,6 @@ Workers import this module, so it must stay cheap: no ``typing``, no ``msgspec``
 from __future__ import annotations
 
 import os
-import stat
 from _thread import get_ident  # threading would cost a worker an import
 
 from tenax._core.text import decoded, storable, without_middle
@@ -44,13 +43,7 @@ _FILE_CLOCK_LAG_S = 0.01
 class ErrorFile:
     """The content of an error file. Any field may be empty; ``problem`` holds the reason, unless there is no file."""
 
-    __slots__ = (
-        *("data", "error_code", "error_type", "found", "message"),
-        *("path", "problem", "stated_s", "timestamp", "traceback"),
-    )
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.found = False  # the path exists
         self.problem = ""
         self.error_type = ""  # "RuntimeError"
@@ -60,11 +53,7 @@ class ErrorFile:
         # latest time that the file's modification time allows, so that a consequence is not taken for a cause.
         self.timestamp: float | None = None
         self.stated_s: int | None = None  # the whole second in the content
-        self.error_code: int | None = None
         self.data: dict[str, Any] = {}  # the decoded content
-
-    def __repr__(self) -> str:
-        return f"ErrorFile({self.path!r}, message={self.message!r}, problem={self.problem!r})"
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -146,7 +135,7 @@ def _identity(path: str) -> tuple[int, int, int] | None:
 
 def read(path: str) -> ErrorFile:
     """Read an error file. Never raises, never blocks."""
-    result = ErrorFile(path)
+    result = ErrorFile()
     if not path:
         return result
     from tenax._io.safe_open import read_with_status
@@ -157,7 +146,7 @@ def read(path: str) -> ErrorFile:
         return result
     except (OSError, ValueError) as error:
         result.found = True
-        reason = "it is a symbolic link" if _is_link(path) else getattr(error, "strerror", None) or str(error)
+        reason = "it is a symbolic link" if os.path.islink(path) else getattr(error, "strerror", None) or str(error)
         result.problem = f"could not read the error file: {reason}"
         return result
     result.found = True
@@ -167,25 +156,17 @@ def read(path: str) -> ErrorFile:
         result.problem = "the error file is empty"
         return result
     text = decoded(head)
-    decoded_data = _decode(text, result)
-    if decoded_data is None:
+    data = _decode(text, result)
+    if data is None:
         _salvage(text, result)
     else:
-        result.data = decoded_data
+        result.data = data
         _extract(result)
-    if not result.error_type:
-        result.error_type = _type_of(result.message)
+    result.error_type = _type_of(result.message)
     if result.message or result.traceback:
         result.stated_s = None if result.timestamp is None else int(result.timestamp)
         result.timestamp = _refine_timestamp(result.timestamp, result.data, status.st_mtime)
     return result
-
-
-def _is_link(path: str) -> bool:
-    try:
-        return stat.S_ISLNK(os.lstat(path).st_mode)
-    except (OSError, ValueError):
-        return False
 
 
 def _decode(text: str, result: ErrorFile) -> dict[str, Any] | None:
@@ -211,8 +192,6 @@ def _extract(result: ErrorFile) -> None:
         if isinstance(extra, dict):
             result.traceback = _text(extra.get("py_callstack"))
             result.timestamp = _seconds(extra.get("timestamp"))
-        code: object = message.get("errorCode")
-        result.error_code = code if isinstance(code, int) and not isinstance(code, bool) else None
         message = message.get("message")
     else:
         result.timestamp = _seconds(result.data.get("timestamp"))

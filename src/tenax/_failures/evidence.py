@@ -6,8 +6,10 @@ finds. The result is bounded and can be stored and sent.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,11 +17,9 @@ from tenax._core.model import Evidence
 from tenax._core.text import decoded, shortened, storable, without_middle
 from tenax._failures import error_file as error_files
 from tenax._failures import python_traceback
-from tenax._view.cause import Cause, Observations, classify
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._failures.out_of_memory import OutOfMemoryWatch
+from tenax._failures.out_of_memory import OutOfMemoryWatch, link_target
+from tenax._view.cause import Cause, classify
+from tenax._view.kinds import PORT
 
 MAX_LAST_LINES = 30
 _MAX_LINE = 400  # characters
@@ -62,45 +62,31 @@ def gather(
     recorded = error_files.read(error_file)
     stderr = decoded(stderr_tail)
     printed = python_traceback.find(stderr, exit_code, cut=tail_is_cut)
+    error_type = message = traceback = ""
     if recorded.message or recorded.traceback:
         error_type, message = _recorded_error(recorded)
         traceback = recorded.traceback or (printed.traceback if printed else "")
         if not traceback and "\n" in recorded.message:
             traceback = recorded.message
-        if recorded.problem:
-            traceback = f"{traceback}\n[{recorded.problem}]".lstrip("\n")
     elif printed is not None:
         error_type, message, traceback = printed.error_type, printed.message, printed.traceback
-    else:
-        error_type = message = traceback = ""
-    if recorded.problem and not (recorded.message or recorded.traceback):
+    if recorded.problem:
         traceback = f"{traceback}\n[{recorded.problem}]".lstrip("\n")
     raised_at = None if recorded.timestamp is None else recorded.timestamp + wall_to_agent_clock
-    observed = Observations(
-        exit_code=exit_code,
+    evidence = Evidence(
         error_type=storable(shortened(error_type, _MAX_MESSAGE)),
         message=storable(shortened(message, _MAX_MESSAGE)),
         traceback=storable(without_middle(traceback.rstrip("\n"), _MAX_TRACEBACK)),
         last_lines=last_lines(stderr, cut=tail_is_cut),
-        earlier_lines=stderr.split("\n")[:-MAX_LAST_LINES],
-        out_of_memory=storable(_out_of_memory(out_of_memory, pid, exit_code, f"{message}\n{traceback}")),
-    )
-    cause = _cause(observed, out_of_memory, pid)
-    return Evidence(
-        error_type=observed.error_type,
-        message=observed.message,
-        traceback=observed.traceback,
-        last_lines=tuple(observed.last_lines),
         last_lines_of=last_lines_of,
-        out_of_memory=observed.out_of_memory,
+        out_of_memory=storable(_out_of_memory(out_of_memory, pid, exit_code, f"{message}\n{traceback}")),
         error_file=storable(error_file) if recorded.found else "",
         log_file=storable(log_file),
         raised_at=_clamp_to_lifetime(raised_at, started_at, seen_at),
         stacks=stacks_in(stacks_file),
-        cause=cause.kind,
-        is_consequence=cause.is_consequence,
-        proof=cause.proof,
     )
+    cause = _cause(exit_code, evidence, stderr.split("\n")[:-MAX_LAST_LINES], out_of_memory, pid)
+    return msgspec.structs.replace(evidence, cause=cause.kind, is_consequence=cause.is_consequence, proof=cause.proof)
 
 
 def stacks_in(path: str) -> str:
@@ -149,26 +135,22 @@ def _out_of_memory(watch: OutOfMemoryWatch | None, pid: int, exit_code: int, tex
     return ""
 
 
-def _cause(observed: Observations, watch: OutOfMemoryWatch | None, pid: int) -> Cause:
+def _cause(
+    exit_code: int, evidence: Evidence, earlier_lines: list[str], watch: OutOfMemoryWatch | None, pid: int
+) -> Cause:
     """Classify the failure, with the kernel log if that has more."""
-    cause = classify(observed)
+    cause = classify(exit_code, evidence, earlier_lines)
     if cause.kind == "address_in_use":
-        from tenax._failures.port_owner import owner_in
-
         owner = owner_in(cause.proof)
         return msgspec.structs.replace(cause, proof=f"{cause.proof}; {owner} listens there") if owner else cause
     if watch is None or cause.is_consequence:
         return cause
     lines, log_pid = watch.kernel_errors(pid)
-    if not lines:
-        return cause
-    from tenax._failures.kernel_log import crash_line, gpu_error
-
-    has_gpu_symptom = cause.kind.startswith(("gpu_", "cuda_", "no_gpu", "nccl_")) or observed.exit_code in _CRASHES
+    has_gpu_symptom = cause.kind.startswith(("gpu_", "cuda_", "no_gpu", "nccl_")) or exit_code in _CRASHES
     kind, line = gpu_error(lines, log_pid, has_gpu_symptom=has_gpu_symptom)
     if kind:
-        return classify(msgspec.structs.replace(observed, kernel_kind=kind, kernel_line=storable(line)))
-    line = crash_line(lines, log_pid) if log_pid and observed.exit_code in _CRASHES else ""
+        return classify(exit_code, evidence, earlier_lines, (kind, storable(line)))
+    line = crash_line(lines, log_pid) if log_pid and exit_code in _CRASHES else ""
     return msgspec.structs.replace(cause, proof=storable(shortened(line, _MAX_LINE))) if line else cause
 
 
@@ -177,3 +159,88 @@ def _clamp_to_lifetime(raised_at: float | None, started_at: float | None, seen_a
     if raised_at is None or (started_at is not None and raised_at < started_at):
         return None
     return raised_at if seen_at is None else min(raised_at, seen_at)
+
+
+# --- the kernel log ---------------------------------------------------------------------------------------------------
+
+# NVIDIA's driver logs its errors as ``NVRM: Xid (PCI:...): NUMBER, pid=..., text``; the kernel logs the library in
+# which a process crashed.
+_XID = re.compile(r"NVRM: Xid \([^()]*\): (\d{1,9})(?:, pid='?(\d+|<unknown>)'?)?")
+_CLEANUP_XID = 45  # after a process was killed
+_XIDS = {
+    79: "gpu_lost",
+    **dict.fromkeys((48, 63, 64, 92, 94, 95), "gpu_memory_error"),
+    **dict.fromkeys((13, 31, 43), "gpu_illegal_access"),  # errors of the program
+}
+# After these a GPU is unusable until it is reset, whatever process used it.
+_FATAL_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
+
+
+def gpu_error(lines: Sequence[str], pid: int, *, has_gpu_symptom: bool) -> tuple[str, str]:
+    """Return the kind and line of a GPU error of this process, or empty strings.
+
+    ``has_gpu_symptom``: the worker reported a GPU error or crashed, so fatal errors without a pid count too.
+    """
+    best = ("", "")
+    for line in lines:
+        match = _XID.search(line)
+        if match is None:
+            continue
+        number, logged_pid = int(match.group(1)), match.group(2)
+        is_of_process = logged_pid == str(pid)
+        is_unattributed = (logged_pid is None or not logged_pid.isdigit()) and number in _FATAL_XIDS and has_gpu_symptom
+        if number == _CLEANUP_XID or not (is_of_process or is_unattributed):
+            continue
+        kind = _XIDS.get(number, "gpu_error")
+        if not best[0] or kind in ("gpu_lost", "gpu_memory_error"):
+            best = (kind, line)
+            if kind == "gpu_lost":
+                break
+    return best
+
+
+def crash_line(lines: Sequence[str], pid: int) -> str:
+    """Return the line about this process's crash: ``python3[4703]: segfault at 0 ip ... in libfoo.so[...]``."""
+    pattern = re.compile(rf"\[{pid}\]:? (?:segfault at|general protection|trap )")
+    return next((line for line in lines if pattern.search(line)), "")
+
+
+# --- the owner of a port ----------------------------------------------------------------------------------------------
+
+
+def owner_in(message: str) -> str:
+    """Return the process that listens on the port that the message names: ``pid 4711 (python3)``; empty if unknown."""
+    match = re.search(PORT, message)
+    sockets = _listening_on(int(match[1])) if match is not None else set()
+    if not sockets:
+        return ""
+    for pid in _entries("/proc"):
+        if pid.isdecimal() and any(
+            link_target(f"/proc/{pid}/fd/{name}") in sockets for name in _entries(f"/proc/{pid}/fd")
+        ):
+            return f"pid {pid} ({_read(f'/proc/{pid}/comm').strip() or 'unknown'})"
+    return "a process of another user"
+
+
+def _listening_on(port: int) -> set[str]:
+    """Return the sockets that listen on this port, as links to them are named."""
+    rows = (line.split() for name in ("tcp", "tcp6") for line in _read(f"/proc/net/{name}").splitlines()[1:])
+    listening = "0A"
+    return {
+        f"socket:[{row[9]}]" for row in rows if len(row) > 9 and row[3] == listening and row[1].endswith(f":{port:04X}")
+    }
+
+
+def _entries(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:  # the process has exited or belongs to another user
+        return []
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

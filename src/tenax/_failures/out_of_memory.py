@@ -6,7 +6,7 @@ signal, and in the kernel log, which names the process. Both are compared with t
 A source that cannot be read proves nothing and is not an error: most systems have only some of them.
 
 The log can only be read forwards, so only this module reads it: other errors of workers (``kernel_errors``) are kept
-for ``kernel_log.py``.
+for ``evidence.py``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OutOfMemoryWatch:
         self._victims: dict[int, str] = {}  # pid -> the line that names it
         self._errors: list[str] = []
         # The log uses pids of the initial namespace, which in a container differ from ours.
-        self._log_has_our_pids = _link(pid_namespace_file) == _INITIAL_PID_NAMESPACE
+        self._log_has_our_pids = link_target(pid_namespace_file) == _INITIAL_PID_NAMESPACE
         self._log = _open_at_end(kernel_log)
 
     def rebase(self) -> None:
@@ -143,7 +143,8 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _link(path: str) -> str:
+def link_target(path: str) -> str:
+    """Return where a symbolic link points to; empty if it cannot be read."""
     try:
         return os.readlink(path)
     except OSError:

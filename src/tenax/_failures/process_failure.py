@@ -1,25 +1,24 @@
-"""``ProcessFailure``: one failed worker, in TorchElastic's API.
+"""``ProcessFailure``: one failed worker, and ``ChildFailedError``: raised if workers failed, in TorchElastic's API.
 
-A real dataclass, because users call ``dataclasses.replace`` and ``asdict`` on it; so this module is not imported at
-startup. The constructor never raises, whatever is at ``error_file``.
+The first is a real dataclass, because users call ``dataclasses.replace`` and ``asdict`` on it; so this module is not
+imported at startup. Its constructor never raises, whatever is at ``error_file``.
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tenax._core.model import Evidence
+from tenax._core.model import Evidence, Failure
+from tenax._core.text import harmless
 from tenax._failures import error_file as error_files
 from tenax._view import exit_text
 
-if TYPE_CHECKING:
-    from tenax._core.model import Failure
-
-__all__ = ["NOT_AVAILABLE", "ProcessFailure"]
-
 NOT_AVAILABLE = "<N/A>"
+_MAX_WIDTH = 60
 _MAX_REFINEMENT_S = 2.0  # how much later than the stated second the precise time may be
 
 
@@ -56,7 +55,7 @@ class ProcessFailure:
             # Truncated or too large: what could be recovered, in the usual format.
             self.error_file_data = error_files.content(found.message, found.traceback, self._raised_at)
             self.message = self.error_file_data["message"]
-        if not _is_regular_file(self.error_file):
+        if not os.path.isfile(self.error_file):
             self.error_file = NOT_AVAILABLE
         if not self.message:
             self._explain_exit_code(found.problem)
@@ -108,8 +107,6 @@ class ProcessFailure:
 
     def _set_timestamp(self, seconds: float | None, stated_s: int | None) -> None:
         """``stated_s``: the whole second in the error file; ``seconds``, more precise, may be a little later."""
-        import time
-
         self._raised_at = time.time() if seconds is None else seconds
         is_true = stated_s is not None and 0 <= self._raised_at - stated_s <= _MAX_REFINEMENT_S
         self.timestamp = self._given_s = stated_s if is_true and stated_s is not None else int(self._raised_at)
@@ -125,8 +122,70 @@ class ProcessFailure:
         )
 
 
-def _is_regular_file(path: str) -> bool:
-    try:
-        return os.path.isfile(path)
-    except ValueError:
-        return False
+class ChildFailedError(Exception):
+    """Workers failed. ``failures`` maps global ranks to failures; it is never empty.
+
+    When it leaves a function that ``record`` decorates, the first cause's error file is copied to that process's own.
+    """
+
+    def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
+        if not failures:
+            raise AssertionError("a ChildFailedError needs at least one failure, got none")
+        self.name = name
+        self.failures = failures
+        super().__init__(self.format_msg())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.failures)
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """Return the rank that failed first and its failure.
+
+        A worker that only lost a peer comes after one with a cause of its own; ties go to the one observed first.
+        """
+        rank = min(self.failures, key=lambda rank: by_cause(self.failures[rank]))
+        return rank, self.failures[rank]
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """Return the failures as text: the first cause last, after all others."""
+        first_rank, _ = self.get_first_failure()
+        blocks = {rank: _block(index, rank, failure) for index, (rank, failure) in enumerate(self.failures.items())}
+        first = blocks.pop(first_rank)
+        title = f"{self.name} FAILED"
+        longest = max(len(line) for block in (title, first, *blocks.values()) for line in block.split("\n"))
+        width = min(longest, _MAX_WIDTH)
+        border, section = boarder_delim * width, section_delim * width
+        others = blocks.values() or ["  <NO_OTHER_FAILURES>"]
+        lines = ["", border, title, section, "Failures:", *others, section]
+        return "\n".join([*lines, "Root Cause (first observed failure):", first, border])
+
+
+def by_cause(failure: ProcessFailure) -> tuple[bool, float]:
+    """Sort causes before consequences, then by time."""
+    # Callers may pass torch's own ProcessFailure, which has whole seconds and no causes.
+    return getattr(failure, "is_consequence", False), getattr(failure, "raised_at", failure.timestamp)
+
+
+def _block(index: int, rank: int, failure: ProcessFailure) -> str:
+    name = failure.signal_name()
+    fields = {
+        "time": failure.timestamp_isoformat(),
+        # Not the fully qualified name: that would wait for a name server.
+        "host": getattr(failure, "host", "") or socket.gethostname(),
+        "rank": f"{rank} (local_rank: {failure.local_rank})",
+        "exitcode": f"{failure.exitcode} (pid: {failure.pid})" + ("" if name == NOT_AVAILABLE else f" ({name})"),
+        "error_file": failure.error_file,
+        "traceback": _traceback_of(failure.message),
+    }
+    return "\n".join([f"[{index}]:", *(f"  {key:<10}: {harmless(value)}" for key, value in fields.items())])
+
+
+def _traceback_of(message: Any) -> str:
+    """Return the traceback if there is one, otherwise the message, indented below its key."""
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    candidates = (
+        extra.get("py_callstack") if isinstance(extra, dict) else None,
+        message.get("message") if isinstance(message, dict) else message,
+    )
+    found = next((text for text in candidates if isinstance(text, str) and text), NOT_AVAILABLE)
+    return found.replace("\n", "\n  ")

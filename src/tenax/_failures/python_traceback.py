@@ -58,8 +58,6 @@ _EXTERNAL_SIGNALS = frozenset(
 
 
 class LastOutput(msgspec.Struct, frozen=True):
-    """The error that a process printed."""
-
     error_type: str  # "RuntimeError"; empty if unknown
     message: str  # one line: "RuntimeError: boom"
     traceback: str

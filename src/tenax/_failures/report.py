@@ -1,32 +1,29 @@
 """The final report of a run, as text for people and as JSON.
 
-Every node of the run prints it once, at the end; it names the host of every failure. It begins with a headline, then
-the first cause: what it means, its proof, what to do next (``cause.py``), and all evidence. Workers that failed for the
-same reason, as a consequence, or independently are listed briefly; workers that tenax stopped are listed as stopped,
-never as failed. If a worker hung, the stacks of the others follow. Then come restarts and where to look. If every
-failed worker only lost a peer, the report states that the cause is unknown.
-Pure: a value in, text out. Uses no terminal, file or clock, and conveys nothing by colour alone.
+Every node prints it once, at the end; it names the host of every failure. Workers that tenax stopped are listed as
+stopped, never as failed. If every failed worker only lost a peer, the report states that the cause is unknown.
+Pure, except for ``wall_clock_of``: a value in, text out. Conveys nothing by colour alone.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+import shlex
+import textwrap
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tenax._core.model import AWAITED, Failure, Outcome, Verdict, assert_never, failure_began_at
-from tenax._core.text import format_duration, harmless, shortened, storable
+from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.hang_report import format_ranks
+from tenax._core.model import AWAITED, Assignment, Failure, Outcome, Verdict, assert_never, failure_began_at
+from tenax._core.text import encodable, format_duration, harmless, shortened
 from tenax._failures.exit_codes import exit_code_for
 from tenax._view.cause import cause_of, related, what_happened
 from tenax._view.exit_text import describe_exit, describe_signal, signal_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from tenax._core.model import Assignment
-    from tenax._failures.wall_clock import WallClock
+from tenax._view.text import format_goodput, format_local_moment
 
 _VERSION = 3
 _MIN_WIDTH, _MAX_WIDTH = 40, 100
@@ -52,9 +49,36 @@ _NOT_THE_CAUSE = " (a consequence; the cause is unknown)"
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict and its context."""
+class WallClock(msgspec.Struct, frozen=True):
+    """Converts the agent's monotonic clock to dates and times of day."""
 
+    offset_s: float  # seconds since the epoch minus the agent's clock
+    zone_s: int = 0  # offset of the host's time zone from UTC
+    began_at: float | None = None  # start of the agent on its own clock; None: unknown
+
+    def moment(self, at: float) -> str:
+        return format_local_moment(at + self.offset_s, self.zone_s)
+
+
+class _Header(msgspec.Struct):
+    """The fields used from the first line of a journal."""
+
+    wall_time: float
+    at: float
+
+
+def wall_clock_of(journal: str) -> WallClock:
+    """Read the clock from the journal, so that report and replay show the same times; otherwise use the current one."""
+    zone_s = time.localtime().tm_gmtoff
+    try:
+        with open(journal, "rb") as file:
+            header = msgspec.json.decode(file.readline(), type=_Header)
+    except (OSError, *DECODE_ERRORS):
+        return WallClock(time.time() - time.monotonic(), zone_s)
+    return WallClock(header.wall_time - header.at, zone_s, header.at)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     entrypoint: str  # "train.py"
     host: str  # where this report is made
@@ -75,7 +99,6 @@ def summary(failure: Failure, here: str = "") -> str:
 
 
 def headline(report: Report) -> str:
-    """Return the first line: what happened."""
     verdict, name = report.verdict, report.entrypoint
     restarts = "" if verdict.restarts_used == 0 else f" after {_restarts(report)}"
     match verdict.outcome:
@@ -111,10 +134,13 @@ def headline(report: Report) -> str:
 def render(report: Report, colour: bool = False, width: int = 80) -> str:
     """Return the report as text, with a final newline; one line for a successful run."""
     width = min(max(width, _MIN_WIDTH), _MAX_WIDTH)
-    paint = _paint if colour else _no_paint
+
+    def paint(style: str, text: str) -> str:
+        return f"{style}{text}{_PLAIN}" if colour else text
+
     verdict = report.verdict
     if verdict.outcome is Outcome.SUCCEEDED:
-        goodput = _goodput(verdict)
+        goodput = format_goodput(verdict.goodput)
         return headline(report) + (f": {goodput}\n" if goodput else "\n")
     title = _RED if verdict.outcome in (Outcome.FAILED, Outcome.ABANDONED, Outcome.BROKEN) else _BOLD
     lines = ["=" * width, *(paint(title, line) for line in _wrapped(headline(report), width)), "-" * width]
@@ -124,11 +150,14 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
         sections.append([paint(_BOLD, caption), *_first_cause(report, first, width)])
     if verdict.failures:
         sections += _others(report, paint)
-    sections.append(_stopped(report, width))
-    sections.append(_left(verdict, width))
-    sections.append(_other_stacks(report, paint, width))
-    sections.append([paint(_BOLD, "Outcome"), *_outcome(report, width)])
-    sections.append(_where_to_look(report, width))
+    if stopped := [worker.global_rank for worker in verdict.stopped]:
+        sections.append(_wrapped(f"Stopped by tenax, not failed: {_ranks(stopped)}", width))
+    sections += [
+        _left(verdict, width),
+        _other_stacks(report, paint, width),
+        [paint(_BOLD, "Outcome"), *_outcome(report, width)],
+        _where_to_look(report, width),
+    ]
     for section in sections:
         if section:
             lines += [*section, ""]
@@ -152,14 +181,6 @@ def brief(report: Report) -> str:
     return f"tenax: {headline(report)}{where}; logs of this node: {harmless(report.log_dir) or 'none'}\n"
 
 
-def _paint(colour: str, text: str) -> str:
-    return f"{colour}{text}{_PLAIN}"
-
-
-def _no_paint(colour: str, text: str) -> str:  # noqa: ARG001 - same signature as _paint
-    return text
-
-
 def _first_cause(report: Report, failure: Failure, width: int) -> list[str]:
     evidence = failure.evidence
     cause = cause_of(failure)
@@ -175,13 +196,19 @@ def _first_cause(report: Report, failure: Failure, width: int) -> list[str]:
         f"{of} log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
     }
-    shown_texts = {*fields.values(), failure.reason}
+    is_shown = cause.proof in {*fields.values(), failure.reason} or (
+        cause.proof.endswith("...") and evidence.message.startswith(cause.proof.removesuffix("..."))
+    )
+    same, awaited = related(report.verdict).same, [each.global_rank for each in report.verdict.stopped]
+    alike = f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, failure.host)}"
+    # The others may have waited for a rank that the diagnosis does not name.
+    missing = f"possibly {_ranks(awaited)}: still running when tenax stopped the workers"
     classified = {
         "cause": _UNKNOWN_CAUSE if cause.is_consequence else cause.meaning,
-        "missing": _missing(report.verdict) if cause.is_consequence else "",
-        "proof": "" if cause.proof in shown_texts or _is_beginning(cause.proof, evidence.message) else cause.proof,
+        "missing": missing if cause.is_consequence and awaited else "",
+        "proof": "" if is_shown else cause.proof,
         "next": cause.next_step,
-        "also": _same_elsewhere(report),
+        "also": f"{alike} failed for the same reason" if same else "",
     }
     lines = [line for key, value in classified.items() if value for line in _wrapped_field(key, value, width)]
     lines += [_field(key, value) for key, value in fields.items() if value]
@@ -207,28 +234,7 @@ def _when(report: Report, failure: Failure) -> str:
         return ""
     at, began_at = failure_began_at(failure), report.clock.began_at
     after = "" if began_at is None else f", {format_duration(at - began_at)} after the start"
-    return _moment(report.clock, at) + after
-
-
-def _moment(clock: WallClock, at: float) -> str:
-    from tenax._view.text import format_local_moment
-
-    return format_local_moment(at + clock.offset_s, clock.zone_s)
-
-
-def _same_elsewhere(report: Report) -> str:
-    first, same, _, _ = related(report.verdict)
-    if first is None or not same:
-        return ""
-    return f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, first.host)} failed for the same reason"
-
-
-def _missing(verdict: Verdict) -> str:
-    """Return the ranks that the others may have waited for, where the diagnosis does not name one."""
-    if not verdict.stopped:
-        return ""
-    ranks = _ranks(each.global_rank for each in verdict.stopped)
-    return f"possibly {ranks}: still running when tenax stopped the workers"
+    return report.clock.moment(at) + after
 
 
 def _others(report: Report, paint: Any) -> list[list[str]]:
@@ -272,13 +278,6 @@ def _elsewhere(group: list[Failure], here: str) -> str:
     return f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
 
 
-def _stopped(report: Report, width: int) -> list[str]:
-    stopped = report.verdict.stopped
-    if not stopped:
-        return []
-    return _wrapped(f"Stopped by tenax, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
-
-
 def _left(verdict: Verdict, width: int) -> list[str]:
     """List the nodes that left the last generation: never as failed."""
     lines = []
@@ -300,17 +299,18 @@ class _WaitingWorker(NamedTuple):
 def _other_stacks(report: Report, paint: Any, width: int) -> list[str]:
     """Show where the other workers were when one hung. Workers at the same location share an entry; rare ones first."""
     verdict = report.verdict
-    workers = [
-        *(
-            _WaitingWorker(each.global_rank, each.host, each.was_late, each.evidence.stacks)
-            for each in verdict.failures[1:]
-        ),
-        *(_WaitingWorker(each.global_rank, each.host, False, each.stacks) for each in verdict.stopped),
-    ]
+    failed, stopped = verdict.failures[1:], verdict.stopped
+    workers = [_WaitingWorker(each.global_rank, each.host, each.was_late, each.evidence.stacks) for each in failed]
+    workers += [_WaitingWorker(each.global_rank, each.host, False, each.stacks) for each in stopped]
+
+    def location(stacks: str) -> str:
+        """Return a key that is equal for workers at the same lines, whatever their thread ids."""
+        return re.sub(r"0x[0-9a-f]+", "", stacks)
+
     locations: dict[str, list[_WaitingWorker]] = {}
     for worker in workers:
         if worker.stacks:
-            locations.setdefault(_location(worker.stacks), []).append(worker)
+            locations.setdefault(location(worker.stacks), []).append(worker)
     if not locations or not verdict.failures:
         return []
     first = verdict.failures[0]
@@ -319,7 +319,7 @@ def _other_stacks(report: Report, paint: Any, width: int) -> list[str]:
     if first.was_late:
         caption += f" (rank {first.global_rank} may have been waiting for one of them)"
     lines = [paint(_BOLD, line) for line in _wrapped(caption, width)]
-    beside_it = locations.pop(_location(first.evidence.stacks), [])
+    beside_it = locations.pop(location(first.evidence.stacks), [])
     rare_first = sorted(locations.values(), key=lambda group: (len(group), group[0].rank))
     for group in rare_first[:_MAX_LOCATIONS]:
         lines.append(f"  {_describe_workers(group, here)}:")
@@ -337,13 +337,6 @@ def _other_stacks(report: Report, paint: Any, width: int) -> list[str]:
     return lines
 
 
-def _location(stacks: str) -> str:
-    """Return a key that is equal for workers at the same lines, whatever their thread ids."""
-    import re
-
-    return re.sub(r"0x[0-9a-f]+", "", stacks)
-
-
 def _describe_workers(group: list[_WaitingWorker], here: str) -> str:
     hosts = {worker.host for worker in group} - {"", here}
     where = f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
@@ -355,12 +348,11 @@ def _describe_workers(group: list[_WaitingWorker], here: str) -> str:
 def _outcome(report: Report, width: int) -> list[str]:
     verdict = report.verdict
     lines = _wrapped(_line(_restarted(report)), width, "  ")
-    if verdict.why and (
-        verdict.outcome is Outcome.ABANDONED or (verdict.outcome is Outcome.CANCELLED and verdict.signal)
-    ):
+    is_abandoned = verdict.outcome is Outcome.ABANDONED
+    if verdict.why and (is_abandoned or (verdict.outcome is Outcome.CANCELLED and verdict.signal)):
         lines += _wrapped(_line(f"Ended: {verdict.why}."), width, "  ")
     lines += _wrapped(_uncharged_restarts(verdict), width, "  ")
-    if verdict.outcome is Outcome.ABANDONED:
+    if is_abandoned:
         pids = " ".join(map(str, verdict.stuck_pids))
         stuck = "They are stuck in the kernel and hold their devices."
         lines += _wrapped(f"{stuck} Check /proc/PID/stack of {pids}, then reboot the host.", width, "  ")
@@ -388,86 +380,64 @@ def _uncharged_restarts(verdict: Verdict) -> str:
 
 
 def _where_to_look(report: Report, width: int) -> list[str]:
-    import shlex
-
     clock = report.clock
-    began = f"began {_moment(clock, clock.began_at)}" if clock is not None and clock.began_at is not None else ""
+    began = f"began {clock.moment(clock.began_at)}" if clock is not None and clock.began_at is not None else ""
     fields = {
         "run": ", ".join(each for each in (report.run_id, report.role and f"role {report.role}", began) if each),
         "logs": report.log_dir,
         "journal": report.journal,
         "replay": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
     }
-    goodput = _goodput(report.verdict)
-    time = _wrapped_field("time", goodput, width) if goodput else []
-    return [*time, *(_field(key, value) for key, value in fields.items() if value)]
-
-
-def _goodput(verdict: Verdict) -> str:
-    if verdict.goodput is None:
-        return ""
-    from tenax._view.text import format_goodput
-
-    return format_goodput(verdict.goodput)
+    goodput = format_goodput(report.verdict.goodput)
+    spent = _wrapped_field("time", goodput, width) if goodput else []
+    return [*spent, *(_field(key, value) for key, value in fields.items() if value)]
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """Return the report as plain values."""
-    verdict = report.verdict
+    verdict, clock = report.verdict, report.clock
     failures = [_failure_to_dict(failure, report.host) for failure in verdict.failures]
-    groups = related(verdict)
-    cause = cause_of(groups.first) if groups.first is not None else None
-    return {
+    first, same, victims, _ = related(verdict)
+    cause = cause_of(first) if first is not None else None
+    began_at = clock.began_at if clock is not None else None
+    values: dict[str, Any] = {
         "version": _VERSION,
         "outcome": verdict.outcome.value,
         "exit_code": exit_code_for(verdict),
         "summary": headline(report),
-        "why": storable(verdict.why),
-        "entrypoint": storable(report.entrypoint),
-        "host": storable(report.host),
-        "run_id": storable(report.run_id),
-        "role": storable(report.role),
-        "generation": verdict.generation,
-        "restarts_used": verdict.restarts_used,
-        "membership_changes": verdict.membership_changes,
-        "drains": verdict.drains,
+        "why": verdict.why,
+        **_fields(report, "entrypoint", "host", "run_id", "role"),
+        **_fields(verdict, "generation", "restarts_used", "membership_changes", "drains"),
         "max_restarts": report.max_restarts,
         "signal": signal_name(verdict.signal) if verdict.signal else None,
         "cause": cause.kind if cause is not None else None,
         "cause_is_known": cause is not None and not cause.is_consequence,
-        "cause_meaning": storable(cause.meaning) if cause is not None else "",
-        "proof": storable(cause.proof) if cause is not None else "",
-        "next_step": storable(cause.next_step) if cause is not None else "",
-        "same_cause": [each.global_rank for each in groups.same],
-        "victims": [each.global_rank for each in groups.victims],
-        "first_cause": failures[0] if groups.first is not None else None,
-        "other_failures": failures if groups.first is None else failures[1:],
+        "cause_meaning": cause.meaning if cause is not None else "",
+        "proof": cause.proof if cause is not None else "",
+        "next_step": cause.next_step if cause is not None else "",
+        "same_cause": [each.global_rank for each in same],
+        "victims": [each.global_rank for each in victims],
+        "first_cause": failures[0] if first is not None else None,
+        "other_failures": failures if first is None else failures[1:],
         "nodes": msgspec.to_builtins(verdict.members),
-        "left": [{"node": each.label, "how": each.how, "why": storable(each.why)} for each in verdict.left],
+        "left": [{"node": each.label, "how": each.how, "why": each.why} for each in verdict.left],
         "stopped": [
-            {
-                "rank": worker.global_rank,
-                "local_rank": worker.local_rank,
-                "pid": worker.pid,
-                "exit_code": worker.exit_code,
-                "stacks": storable(worker.stacks),
-            }
-            for worker in verdict.stopped
+            {"rank": each.global_rank, **_fields(each, "local_rank", "pid", "exit_code", "stacks")}
+            for each in verdict.stopped
         ],
-        "stuck_pids": list(verdict.stuck_pids),
+        "stuck_pids": verdict.stuck_pids,
         "history": [summary(failure, report.host) for failure in verdict.earlier],
-        "log_dir": storable(report.log_dir),
-        "journal": storable(report.journal),
-        "began_at": _since_epoch(report.clock, report.clock.began_at if report.clock is not None else None),
-        "failed_at": _since_epoch(report.clock, failure_began_at(groups.first) if groups.first is not None else None),
+        **_fields(report, "log_dir", "journal"),
+        "began_at": _since_epoch(clock, began_at),
+        "failed_at": _since_epoch(clock, failure_began_at(first) if first is not None else None),
     }
+    found: dict[str, Any] = encodable(values)
+    return found
 
 
 def to_json(report: Report) -> bytes:
-    """Return the report as one JSON object."""
     return msgspec.json.encode(to_dict(report))
 
 
@@ -476,31 +446,24 @@ def _since_epoch(clock: WallClock | None, at: float | None) -> float | None:
 
 
 def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
-    evidence = failure.evidence
     cause = cause_of(failure)
+    texts = ("error_type", "message", "traceback", "last_lines", "stacks", "out_of_memory", "last_lines_of")
     return {
         "rank": failure.global_rank,
         "local_rank": failure.local_rank,
-        "host": storable(failure.host or host),
-        "pid": failure.pid,
-        "generation": failure.generation,
-        "exit_code": failure.exit_code,
+        "host": failure.host or host,
+        **_fields(failure, "pid", "generation", "exit_code"),
         "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
         "ended": _how_it_ended(failure.exit_code),
-        "reason": storable(failure.reason),
+        "reason": failure.reason,
         "cause": cause.kind,
-        "is_consequence": cause.is_consequence,
-        "proof": storable(cause.proof),
-        "error_type": storable(evidence.error_type),
-        "message": storable(evidence.message),
-        "traceback": storable(evidence.traceback),
-        "last_lines": [storable(line) for line in evidence.last_lines],
-        "stacks": storable(evidence.stacks),
-        "out_of_memory": storable(evidence.out_of_memory),
-        "last_lines_of": evidence.last_lines_of,
-        "log_file": storable(evidence.log_file),
-        "error_file": storable(evidence.error_file),
+        **_fields(cause, "is_consequence", "proof"),
+        **_fields(failure.evidence, *texts, "log_file", "error_file"),
     }
+
+
+def _fields(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in names}
 
 
 # --- phrases and lines ------------------------------------------------------------------------------------------------
@@ -532,30 +495,13 @@ def _restarted(report: Report) -> str:
     return f"Gave up after {_restarts(report)}{why}"
 
 
-def _is_beginning(short: str, text: str) -> bool:
-    """Return whether ``short`` is the text with its end cut off."""
-    return short.endswith("...") and text.startswith(short.removesuffix("..."))
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _ranks(ranks: Iterable[int]) -> str:
     """Return ``rank 3`` or ``ranks 0, 2, 4-7``."""
-    numbers = sorted(set(ranks))
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    parts = []
-    for low, high in spans[:_MAX_SPANS]:
-        parts.append(str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}")
-    left_out = sum(high - low + 1 for low, high in spans[_MAX_SPANS:])
-    more = f" and {left_out} more" if left_out else ""
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(parts) + more
+    return format_ranks(sorted(set(ranks)), "-", _MAX_SPANS)
 
 
 def _field(key: str, value: str) -> str:
@@ -594,8 +540,6 @@ def _indented(lines: Iterable[str], indent: str = "  ") -> list[str]:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    import textwrap
-
     # Paths and words longer than the line stay whole, so that they can be copied.
     return textwrap.wrap(
         text,

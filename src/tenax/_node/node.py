@@ -316,7 +316,7 @@ class Node(Surroundings):
             health.open(warn=self._warn, inform=self._print)
             health.watch(self._loop)
             if self.scopes is not None:
-                health.ask_watchdog(self.scopes.last_progress_time)
+                health.signs.ask_watchdog(self.scopes.last_progress_time)
 
     def _open_sockets(self) -> None:
         """Create the workers' control plane sockets if ``TORCH_WORKER_SERVER_SOCKET`` is set."""

@@ -13,9 +13,7 @@ from collections.abc import Iterable
 
 from tenax._core.ledger import Mean
 from tenax._view.status import FailureStatus, NodeStatus, RunStatus
-from tenax.metrics._prometheus import CONTENT_TYPE, escaped, in_text
-
-__all__ = ["CONTENT_TYPE", "render"]
+from tenax.metrics._prometheus import escaped, in_text
 
 PHASES = ("gathering", "recovering", "running", "ending", "paused", "over")
 STATES = (
@@ -38,7 +36,6 @@ _MAX_CAUSES = 50
 
 
 def render(status: RunStatus) -> str:
-    """Return the page."""
     page = _Page(status.run_id)
     _add_run(page, status)
     _add_time(page, status)

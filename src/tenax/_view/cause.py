@@ -20,30 +20,15 @@ from __future__ import annotations
 import functools
 import re
 import signal
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from tenax._core.model import AWAITED, NEVER_JOINED, Diagnosis, Failure
+from tenax._core.model import AWAITED, NEVER_JOINED, Diagnosis, Evidence, Failure
 from tenax._core.text import shortened, storable
 from tenax._view.exit_text import describe_exit
 from tenax._view.kinds import KINDS, RESOURCES, Kind
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "Cause",
-    "Observations",
-    "Related",
-    "cause_of",
-    "classify",
-    "meaning_of",
-    "next_step_of",
-    "related",
-    "what_happened",
-]
 
 _MAX_PROOF = 300
 _MAX_SEARCHED = 2000  # characters of a line: some patterns are quadratic in its length
@@ -54,29 +39,15 @@ _EXTERNAL_SIGNALS = frozenset(
 )
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 _SHELL_BASE = 128
-_CONNECTING = ("unknown_host", "unreachable", "connection_refused", "connect_timeout")
+_CONNECTING = tuple(
+    kind for kind in KINDS if kind.id in ("unknown_host", "unreachable", "connection_refused", "connect_timeout")
+)
 _FAULTS = ("Fatal Python error", "Timeout")  # of the fault handler
 _AT_EXIT = "thread_at_exit"  # says nothing about an exception before it
 _VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only with the same message
 
 
-class Observations(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a failed worker."""
-
-    exit_code: int  # negative: the signal
-    error_type: str = ""
-    message: str = ""
-    traceback: str = ""
-    last_lines: Sequence[str] = ()
-    earlier_lines: Sequence[str] = ()  # of its output, as far as they are kept
-    out_of_memory: str = ""  # the kernel's proof, as text
-    kernel_kind: str = ""  # from the kernel log about this worker or its GPU: the kind ...
-    kernel_line: str = ""  # ... and the line
-
-
 class Cause(msgspec.Struct, frozen=True):
-    """The result of the classification."""
-
     kind: str
     is_consequence: bool
     proof: str  # the line that shows it; empty: only the exit code does
@@ -94,44 +65,37 @@ _LOG_PREFIX = re.compile(r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] 
 _GROUP = re.compile(r"^\s+\| (?! )")
 
 
-def classify(observed: Observations) -> Cause:
-    """Return the cause of a failure. Pure, total and deterministic; see the module's invariants."""
-    kind, proof = _recognize(observed)
-    proof = storable(shortened(" ".join(_LOG_PREFIX.sub("", proof).split()), _MAX_PROOF))
-    return _cause(_BY_ID[kind], proof)
+def classify(
+    exit_code: int, evidence: Evidence, earlier_lines: Sequence[str] = (), kernel_error: tuple[str, str] = ("", "")
+) -> Cause:
+    """Return the cause of a failure. Pure, total and deterministic; see the module's invariants.
+
+    ``exit_code``: negative for a signal. ``earlier_lines``: of the worker's output, as far as they are kept.
+    ``kernel_error``: the kind and line of an error of this worker or its GPU in the kernel log.
+    """
+    kind, proof = _recognize(exit_code, evidence, earlier_lines, kernel_error)
+    return _cause(kind, storable(shortened(" ".join(_LOG_PREFIX.sub("", proof).split()), _MAX_PROOF)))
 
 
 def cause_of(failure: Failure) -> Cause:
     """Return the cause of a failure in a verdict: as classified on its own host, otherwise from its evidence."""
     evidence = failure.evidence
     if failure.was_late:
-        return _cause(_BY_ID["scope_expired"], storable(failure.reason))
+        return _cause("scope_expired", storable(failure.reason))
     if failure.reason.startswith("could not be started"):
-        return _cause(_BY_ID["not_started"], storable(failure.reason))
-    known = _BY_ID.get(evidence.cause)
-    if known is not None:
-        if known.id == "hang":
-            return _cause(known, storable(failure.reason))
-        if known.id in AWAITED:
-            return (_why_not_joined(evidence.last_lines) if known.id == NEVER_JOINED else None) or _cause(known, "")
-        return msgspec.structs.replace(_cause(known, evidence.proof), is_consequence=evidence.is_consequence)
-    return classify(
-        Observations(
-            exit_code=failure.exit_code,
-            error_type=evidence.error_type,
-            message=evidence.message,
-            traceback=evidence.traceback,
-            last_lines=evidence.last_lines,
-            out_of_memory=evidence.out_of_memory,
-        )
-    )
-
-
-def _why_not_joined(last_lines: Sequence[str]) -> Cause | None:
-    """Return the cause that a worker printed while it tried to join: torch retries until the others time out."""
-    kinds = tuple(_BY_ID[kind] for kind in _CONNECTING)
-    found = _first_match(last_lines[-_MAX_CONSEQUENCE_LINES:][::-1], kinds, "")
-    return _cause(_BY_ID[found[0]], storable(shortened(found[1], _MAX_PROOF))) if found is not None else None
+        return _cause("not_started", storable(failure.reason))
+    kind = evidence.cause
+    if kind not in _BY_ID:
+        return classify(failure.exit_code, evidence)
+    if kind == "hang":
+        return _cause(kind, storable(failure.reason))
+    if kind == NEVER_JOINED:
+        # torch retries until the others time out, and the worker prints why.
+        found = _first_match(evidence.last_lines[-_MAX_CONSEQUENCE_LINES:][::-1], _CONNECTING)
+        return _cause(found[0], storable(shortened(found[1], _MAX_PROOF))) if found is not None else _cause(kind, "")
+    if kind in AWAITED:
+        return _cause(kind, "")
+    return msgspec.structs.replace(_cause(kind, evidence.proof), is_consequence=evidence.is_consequence)
 
 
 class Related(NamedTuple):
@@ -186,63 +150,48 @@ def what_happened(failure: Failure) -> str:
     )
 
 
-def meaning_of(kind: str, proof: str = "") -> str:
-    """Return what this kind means; empty for an unknown kind."""
-    known = _BY_ID.get(kind)
-    return _fill(known, known.meaning, proof) if known is not None else ""
-
-
-def next_step_of(kind: str, proof: str = "") -> str:
-    """Return what to do about this kind; empty for an unknown kind."""
-    known = _BY_ID.get(kind)
-    return _fill(known, known.next_step, proof) if known is not None else ""
-
-
 # --- recognition ------------------------------------------------------------------------------------------------------
 
 
-def _recognize(observed: Observations) -> tuple[str, str]:
-    has_exception = bool(observed.error_type or observed.message)
-    number = -observed.exit_code if observed.exit_code < 0 else 0
-    if observed.out_of_memory:
-        return "out_of_memory", observed.out_of_memory
-    if number in _EXTERNAL_SIGNALS and not has_exception:
-        return _BY_SIGNAL.get(number, "signal"), ""
-    raised = _match_exceptions(observed) if has_exception else None
+def _recognize(
+    exit_code: int, evidence: Evidence, earlier_lines: Sequence[str], kernel_error: tuple[str, str]
+) -> tuple[str, str]:
+    has_exception = bool(evidence.error_type or evidence.message)
+    if evidence.out_of_memory:
+        return "out_of_memory", evidence.out_of_memory
+    if -exit_code in _EXTERNAL_SIGNALS and not has_exception:
+        return _BY_SIGNAL.get(-exit_code, "signal"), ""
+    raised = _match_exceptions(evidence) if has_exception else None
     if raised is not None and raised[0] == "connect_timeout":  # torch retries, and prints why it has to
-        lines = [*observed.earlier_lines, *observed.last_lines]
-        return _first_match(lines[::-1], [_BY_ID[kind] for kind in _CONNECTING], "") or raised
-    if observed.kernel_kind and (raised is None or _BY_ID[raised[0]] in RESOURCES):
-        return observed.kernel_kind, observed.kernel_line
-    is_vague = raised[0] == "child_failed" if raised else not has_exception or _is_crash(observed)
-    if is_vague and (printed := _match_output(observed, has_exception)) is not None:
+        return _first_match([*earlier_lines, *evidence.last_lines][::-1], _CONNECTING) or raised
+    if kernel_error[0] and (raised is None or _BY_ID[raised[0]] in RESOURCES):
+        return kernel_error
+    is_crash = _is_crash(exit_code, evidence)
+    is_vague = raised[0] == "child_failed" if raised else not has_exception or is_crash
+    if is_vague and (printed := _match_output(exit_code, evidence, has_exception)) is not None:
         return printed
-    return raised or _from_exit_code(observed, has_exception)
+    return raised or _from_exit_code(exit_code, evidence, has_exception, is_crash)
 
 
-def _is_crash(observed: Observations) -> bool:
+def _is_crash(exit_code: int, evidence: Evidence) -> bool:
     """Return whether native code crashed. After a Python exception, it did so while the process exited."""
-    is_native = not observed.error_type or observed.error_type in _FAULTS or "::" in observed.error_type
-    return -observed.exit_code in _CRASHES and is_native
+    is_native = not evidence.error_type or evidence.error_type in _FAULTS or "::" in evidence.error_type
+    return -exit_code in _CRASHES and is_native
 
 
-def _match_exceptions(observed: Observations) -> tuple[str, str] | None:
-    last, earlier = _exception_lines(observed)
-    for lines, kinds in (
-        ([*last, *earlier], RESOURCES),
-        (last, KINDS),
-        (earlier, KINDS),
-    ):
-        found = _first_match(lines, kinds, observed.traceback)
-        if found is not None:
-            return found
-    return None
+def _match_exceptions(evidence: Evidence) -> tuple[str, str] | None:
+    last, earlier = _exception_lines(evidence)
+    return (
+        _first_match([*last, *earlier], RESOURCES, evidence.traceback)
+        or _first_match(last, KINDS, evidence.traceback)
+        or _first_match(earlier, KINDS, evidence.traceback)
+    )
 
 
-def _exception_lines(observed: Observations) -> tuple[list[str], list[str]]:
+def _exception_lines(evidence: Evidence) -> tuple[list[str], list[str]]:
     """Return the lines of the last exception, and of those before it in its chain, newest first (invariant 5)."""
     blocks: list[list[str]] = [[]]
-    for line in observed.traceback.split("\n"):
+    for line in evidence.traceback.split("\n"):
         if line.rstrip().endswith(_HEADER):
             blocks.append([])
             continue
@@ -251,44 +200,43 @@ def _exception_lines(observed: Observations) -> tuple[list[str], list[str]]:
             text = text.strip()
         if not text.startswith((" ", "\t")) and not _NOT_EVIDENCE.match(text):
             blocks[-1].append(text)
-    last = [observed.message, *blocks.pop()]
+    last = [evidence.message, *blocks.pop()]
     earlier = [line for block in reversed(blocks) for line in block]
     return [line for line in last if line.strip()], earlier
 
 
-def _match_output(observed: Observations, has_exception: bool) -> tuple[str, str] | None:
+def _match_output(exit_code: int, evidence: Evidence, has_exception: bool) -> tuple[str, str] | None:
     """Match the output of a process that exited or aborted by itself and left no better evidence."""
-    lines = [line for line in observed.last_lines if line.strip() and not line.startswith("    ")]
+    lines = [line for line in evidence.last_lines if line.strip() and not line.startswith("    ")]
     kinds = tuple(kind for kind in KINDS if kind.trust_output and kind.patterns)
-    if observed.exit_code < 0 and -observed.exit_code != signal.SIGABRT:
+    if exit_code < 0 and -exit_code != signal.SIGABRT:
         # It crashed: only what it printed directly before may be the reason.
         crashed_at = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), 0)
         before = lines[max(0, crashed_at - _MAX_LINES_BEFORE_CRASH) : crashed_at]
-        return _first_match(before[::-1], tuple(kind for kind in kinds if not kind.is_consequence), "")
-    if has_exception and observed.exit_code >= 0:  # output of a child: match resources, not lost peers
-        return _first_match(lines[::-1], tuple(kind for kind in kinds if kind in RESOURCES), "")
+        return _first_match(before[::-1], tuple(kind for kind in kinds if not kind.is_consequence))
+    if has_exception and exit_code >= 0:  # output of a child: match resources, not lost peers
+        return _first_match(lines[::-1], tuple(kind for kind in kinds if kind in RESOURCES))
     own = tuple(kind for kind in kinds if not kind.is_consequence and not (has_exception and kind.id == _AT_EXIT))
-    late = lines if observed.exit_code < 0 else lines[-_MAX_CONSEQUENCE_LINES:]
+    late = lines if exit_code < 0 else lines[-_MAX_CONSEQUENCE_LINES:]
     certain = own[: next((at for at, kind in enumerate(own) if kind.id == "connection_refused"), len(own))]
     return (
-        _first_match(lines[::-1], certain, "")
-        or _first_match(late[::-1], tuple(kind for kind in kinds if kind.is_consequence), "")
-        or _first_match(lines[::-1], own, "")
+        _first_match(lines[::-1], certain)
+        or _first_match(late[::-1], tuple(kind for kind in kinds if kind.is_consequence))
+        or _first_match(lines[::-1], own)
     )
 
 
-def _from_exit_code(observed: Observations, has_exception: bool) -> tuple[str, str]:
-    code = observed.exit_code
+def _from_exit_code(code: int, evidence: Evidence, has_exception: bool, is_crash: bool) -> tuple[str, str]:
     number = -code if code < 0 else code - _SHELL_BASE if _SHELL_BASE < code <= _SHELL_BASE + 64 else 0
-    is_python_fault = observed.error_type in _FAULTS
-    if has_exception and not is_python_fault and not _is_crash(observed):
-        return "exception", observed.message or observed.error_type
+    is_python_fault = evidence.error_type in _FAULTS
+    if has_exception and not is_python_fault and not is_crash:
+        return "exception", evidence.message or evidence.error_type
     if number:
         kind = _BY_SIGNAL.get(number, "signal")
-        return kind, observed.message if has_exception else "" if code < 0 else describe_exit(code)
+        return kind, evidence.message if has_exception else "" if code < 0 else describe_exit(code)
     if has_exception:
-        return "aborted" if is_python_fault else "exception", observed.message or observed.error_type
-    last = observed.last_lines[-1] if observed.last_lines else ""
+        return "aborted" if is_python_fault else "exception", evidence.message or evidence.error_type
+    last = evidence.last_lines[-1] if evidence.last_lines else ""
     if code == 127:
         return "script_not_found", last
     if code == 126:
@@ -296,7 +244,7 @@ def _from_exit_code(observed: Observations, has_exception: bool) -> tuple[str, s
     return ("exit_code", last) if code else ("unknown", last)
 
 
-def _first_match(lines: Sequence[str], kinds: Sequence[Kind], traceback: str) -> tuple[str, str] | None:
+def _first_match(lines: Sequence[str], kinds: Sequence[Kind], traceback: str = "") -> tuple[str, str] | None:
     for kind in kinds:
         if not kind.patterns or (kind.within and not re.search(kind.within, traceback)):
             continue
@@ -316,19 +264,12 @@ def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def _cause(kind: Kind, proof: str) -> Cause:
-    return Cause(
-        kind.id,
-        kind.is_consequence,
-        proof,
-        _fill(kind, kind.meaning, proof),
-        _fill(kind, kind.next_step, proof),
-    )
-
-
-def _fill(kind: Kind, template: str, proof: str) -> str:
-    if "{what}" not in template:
-        return template
-    match = re.search(kind.detail, proof) if kind.detail else None
-    found = next((group for group in match.groups() if group), "") if match is not None else ""
-    return template.replace("{what}", kind.named.replace("{0}", found) if found else kind.otherwise)
+def _cause(kind_id: str, proof: str) -> Cause:
+    kind = _BY_ID[kind_id]
+    meaning = kind.meaning
+    if kind.detail is not None:
+        match = re.search(kind.detail.pattern, proof)
+        found = next((group for group in match.groups() if group), "") if match is not None else ""
+        what = kind.detail.named.replace("{0}", found) if found else kind.detail.otherwise
+        meaning = meaning.replace("{what}", what)
+    return Cause(kind_id, kind.is_consequence, proof, meaning, kind.next_step)

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from tenax._view.history import NodeHistory, RunHistory
-from tenax._view.status import GenerationStatus
 from tenax._view.text import cause_text, end_text
 
 _RUN_PID = 1
@@ -74,68 +73,65 @@ class _Trace:
     def _meta(self, what: str, pid: int, tid: int, **args: Any) -> None:
         self.events.append({"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args})
 
-    def _span(self, name: str, kind: str, pid: int, tid: int, since: float, until: float, **args: Any) -> None:
-        more: dict[str, Any] = {"dur": max(0, self._us(until) - self._us(since))}
-        if kind in _COLOURS:
-            more["cname"] = _COLOURS[kind]
-        self._add("X", name, kind, pid, tid, since, args, more)
-
-    def _instant(self, name: str, kind: str, scope: str, pid: int, tid: int, at: float, **args: Any) -> None:
-        self._add("i", name, kind, pid, tid, at, args, {"s": scope})
-
     def _add(
-        self, ph: str, name: str, kind: str, pid: int, tid: int, at: float, args: dict[str, Any], more: dict[str, Any]
+        self, name: str, kind: str, pid: int, tid: int, at: float, until: float | None, scope: str = "", **args: Any
     ) -> None:
+        """Add a span, or an instant if it has no end. ``scope``: of an instant."""
         kept = {key: value for key, value in args.items() if value not in ("", None)}
-        event = {"name": name, "cat": kind, "ph": ph, "ts": self._us(at), "pid": pid, "tid": tid, "args": kept}
-        self.events.append(event | more)
+        event = {"name": name, "cat": kind, "ts": self._us(at), "pid": pid, "tid": tid, "args": kept}
+        if until is None:
+            self.events.append(event | {"ph": "i", "s": scope})
+            return
+        colour = {"cname": _COLOURS[kind]} if kind in _COLOURS else {}
+        self.events.append(event | {"ph": "X", "dur": max(0, self._us(until) - self._us(at))} | colour)
 
     def run(self) -> None:
         history = self._history
         self._name(_RUN_PID, 0, "run", f"run {history.run_id}")
         self._name(_RUN_PID, 1, "generations")
         self._name(_RUN_PID, 2, "time spent on")
-        details = {"outcome": history.outcome, "why": history.why, "restarts_used": history.restarts_used}
-        self._span(f"run {history.run_id}", "run", _RUN_PID, 0, history.began_at, history.ended_at, **details)
+        details: dict[str, Any] = {
+            "outcome": history.outcome,
+            "why": history.why,
+            "restarts_used": history.restarts_used,
+        }
+        self._add(f"run {history.run_id}", "run", _RUN_PID, 0, history.began_at, history.ended_at, **details)
         for each in history.generations:
-            self._generation(each)
+            self._add(
+                f"generation {each.number}",
+                "generation",
+                _RUN_PID,
+                1,
+                each.formed_at,
+                each.settled_at or each.ended_at or history.ended_at,
+                why=each.why,
+                nodes=each.nodes,
+                workers=each.workers,
+                ended_by=end_text(each.ended_by),
+                ended_why=each.ended_why,
+                first_step=each.first_step if each.first_step >= 0 else None,
+                last_step=each.last_step if each.last_step >= 0 else None,
+                lost_steps=each.lost_steps or None,
+            )
         for since, until, kind, number in phases_of(history):
-            self._span(kind, kind, _RUN_PID, 2, since, until, generation=number or None)
+            self._add(kind, kind, _RUN_PID, 2, since, until, generation=number or None)
         if history.hangs:
             self._name(_RUN_PID, 3, "no activity")
         for hang in history.hangs:
             details = {"generation": hang.generation, "who": hang.who}
-            self._span("no activity", "hang", _RUN_PID, 3, hang.since, hang.until, **details)
-
-    def _generation(self, each: GenerationStatus) -> None:
-        end = each.settled_at or each.ended_at or self._history.ended_at
-        self._span(
-            f"generation {each.number}",
-            "generation",
-            _RUN_PID,
-            1,
-            each.formed_at,
-            end,
-            why=each.why,
-            nodes=each.nodes,
-            workers=each.workers,
-            ended_by=end_text(each.ended_by),
-            ended_why=each.ended_why,
-            first_step=each.first_step if each.first_step >= 0 else None,
-            last_step=each.last_step if each.last_step >= 0 else None,
-            lost_steps=each.lost_steps or None,
-        )
+            self._add("no activity", "hang", _RUN_PID, 3, hang.since, hang.until, **details)
 
     def node(self, pid: int, node: NodeHistory) -> None:
         self._name(pid, 0, "node", node.name)
         for span in node.spans:
-            self._span(span.what, span.what, pid, 0, span.since, span.until, generation=span.generation or None)
+            self._add(span.what, span.what, pid, 0, span.since, span.until, generation=span.generation or None)
         if node.gone_at is not None:
-            self._instant(f"{node.name} {node.gone_how}", node.gone_how, "p", pid, 0, node.gone_at, why=node.gone_why)
+            name = f"{node.name} {node.gone_how}"
+            self._add(name, node.gone_how, pid, 0, node.gone_at, None, "p", why=node.gone_why)
         for local_rank in sorted({worker.local_rank for worker in node.workers}):
             self._name(pid, 1 + local_rank, f"worker {local_rank}")
         for worker in node.workers:
-            self._span(
+            self._add(
                 f"rank {worker.rank}{_SUFFIXES.get(worker.ended, '')}",
                 worker.ended or "worker",
                 pid,
@@ -157,13 +153,14 @@ class _Trace:
         of_hosts = {node.host: pid for pid, node in enumerate(self._history.nodes, _RUN_PID + 1)}
         for failure in self._history.failures:
             pid = of_workers.get((failure.generation, failure.rank)) or of_hosts.get(failure.host, _RUN_PID)
-            self._instant(
+            self._add(
                 f"rank {failure.rank} failed",
                 "failure",
-                "g" if failure.is_own else "t",
                 pid,
                 1 + failure.local_rank if pid != _RUN_PID else 0,
                 failure.at,
+                None,
+                "g" if failure.is_own else "t",
                 what=failure.what,
                 cause=cause_text(failure.cause),
                 role=failure.role,

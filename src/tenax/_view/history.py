@@ -126,7 +126,6 @@ class NodeHistory(Value, frozen=True):
 
     @property
     def left_text(self) -> str:
-        """How and why it left: ``host2 was drained: an operator drained it``."""
         how = self.gone_how if self.gone_how == "left" else f"was {self.gone_how}"
         return f"{self.name} {how}{f': {self.gone_why}' if self.gone_why else ''}"
 
@@ -184,27 +183,23 @@ class RunPart(Value, frozen=True):
 class NodePart(Value, frozen=True):
     """The content of one agent's journal."""
 
-    run_id: str
-    node: NodeHistory
-    began_at: float
-    ended_at: float
+    history: RunHistory  # of this node alone, without an outcome
     ranks: tuple[tuple[int, int], ...] = ()  # generation and group rank
-    failures: tuple[FailureStatus, ...] = ()
     verdict: Verdict | None = None
-    missing: tuple[str, ...] = ()
-    hangs: tuple[HangSpan, ...] = ()
-    entrypoint: str = ""
-    folder: str = ""
+
+    @property
+    def node(self) -> NodeHistory:
+        return self.history.nodes[0]
 
 
 _NO_END = "the journal of {0} has no end: the run is still going, or the agent was killed"
 
 
-def missing_end(whose: str, footer: Footer | None, *, has_verdict: bool) -> list[str]:
+def missing_end(whose: str, footer: Footer | None, verdict: Verdict | None) -> tuple[str, ...]:
     """Return a message if the end of a journal is missing (H1). ``footer``: its last line."""
     if footer is not None and footer.steps_not_written:
-        return [f"the last {footer.steps_not_written} steps of {whose} were not written"]
-    return [_NO_END.format(whose)] if footer is None and not has_verdict else []
+        return (f"the last {footer.steps_not_written} steps of {whose} were not written",)
+    return (_NO_END.format(whose),) if footer is None and verdict is None else ()
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -220,8 +215,8 @@ def histories_of(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> list[Run
             same[-1].append(run)
         else:
             groups.append(([run], []))
-    for node in sorted(nodes, key=lambda each: each.began_at):
-        near = [(_overlap_s(node, group), index) for index, group in enumerate(groups) if _run_id(group) == node.run_id]
+    for node in sorted(nodes, key=lambda each: each.history.began_at):
+        near = [(_overlap_s(node, [*of, *its]), index) for index, (of, its) in enumerate(groups)]
         overlap_s, index = max(near, default=(-_SLACK_S, -1))
         if overlap_s > -_SLACK_S:
             groups[index][1].append(node)
@@ -230,15 +225,13 @@ def histories_of(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> list[Run
     return sorted((_merge(*group) for group in groups), key=lambda each: each.began_at)
 
 
-def _run_id(group: tuple[list[RunPart], list[NodePart]]) -> str:
-    return group[0][0].history.run_id if group[0] else group[1][0].run_id
-
-
-def _overlap_s(node: NodePart, group: tuple[list[RunPart], list[NodePart]]) -> float:
-    """Return the time in which both ran; negative: the time between them."""
-    spans = [(each.history.began_at, each.history.ended_at) for each in group[0]]
-    spans += [(each.began_at, each.ended_at) for each in group[1]]
-    return max(min(until, node.ended_at) - max(since, node.began_at) for since, until in spans)
+def _overlap_s(node: NodePart, parts: Sequence[RunPart | NodePart]) -> float:
+    """Return the time in which both ran; negative: the time between them, infinite between different runs."""
+    one = node.history
+    if parts[0].history.run_id != one.run_id:
+        return float("-inf")
+    others = [each.history for each in parts]
+    return max(min(each.ended_at, one.ended_at) - max(each.began_at, one.began_at) for each in others)
 
 
 def _merge(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> RunHistory:
@@ -256,49 +249,60 @@ def _merge(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> RunHistory:
     for part in nodes:
         node_id = _node_of(part, ranks, known)
         if node_id:
-            known[node_id] = msgspec.structs.replace(
-                known[node_id], workers=tuple(sorted((*known[node_id].workers, *part.node.workers), key=_sort_key))
+            workers = sorted(
+                (*known[node_id].workers, *part.node.workers), key=lambda each: (each.since, each.local_rank)
             )
+            known[node_id] = msgspec.structs.replace(known[node_id], workers=tuple(workers))
         else:
             unknown.append(part.node)
         if part.verdict is not None:
             unsure.discard(node_id)
     if not history.outcome:
         history = _with_outcome(history, nodes, all_left=not unsure)
-    missing = dict.fromkeys([*history.missing, *(each for part in nodes for each in part.missing)])
+    missing = [*history.missing, *(each for part in nodes for each in part.history.missing)]
     if history.outcome:  # the run is over, so an agent whose journal has no end was killed
-        missing = {each: None for each in missing if not each.startswith(_NO_END.partition("{")[0])}
-        missing.update(_killed(nodes))
+        missing = [each for each in missing if not each.startswith(_NO_END.partition("{")[0])]
+        missing += [
+            f"the journal of the agent on {part.node.host} has no end: the agent was killed"
+            for part in nodes
+            if part.history.missing and part.verdict is None
+        ]
     else:
-        missing.update(_own_outcomes(nodes))
+        missing += [
+            f"for the agent on {part.node.host} the run {part.verdict.outcome.text}: {part.verdict.why}"
+            for part in nodes
+            if part.verdict is not None
+        ]
         if not unsure and not nodes and history.nodes:
-            missing[_left(max(history.nodes, key=lambda each: each.gone_at or 0.0))] = None
+            last = max(history.nodes, key=lambda each: each.gone_at or 0.0)
+            why = f", the last one because {last.gone_why}" if last.gone_why else ""
+            outcome = f"for its outcome, see journal.jsonl on {last.host}"
+            missing.append(f"every node left before there was a verdict{why}; {outcome}")
     ends = {each.number: each.settled_at or each.ended_at or history.ended_at for each in history.generations}
     return msgspec.structs.replace(
         history,
         nodes=tuple(_with_ends(node, ends, history.ended_at) for node in (*known.values(), *unknown)),
-        missing=tuple(missing),
-        entrypoint=next((part.entrypoint for part in nodes if part.entrypoint), ""),
+        missing=tuple(dict.fromkeys(missing)),
+        entrypoint=next((part.history.entrypoint for part in nodes if part.history.entrypoint), ""),
     )
 
 
 def _with_outcome(history: RunHistory, nodes: Sequence[NodePart], *, all_left: bool) -> RunHistory:
     """Add the outcome from the agents' journals if the coordinator's has none (H4)."""
-    last_at = max((history.ended_at, *(part.ended_at for part in nodes)))
+    last_at = max((history.ended_at, *(part.history.ended_at for part in nodes)))
     if last_at > history.ended_at:
         history = msgspec.structs.replace(history, ended_at=last_at, sums_until=history.ended_at)
     verdict = _verdict_of(nodes, all_left=all_left)
     if verdict is None:
         return history
-    why = verdict.why
     generations = history.generations
     if generations and generations[-1].ended_by == "drain":  # no node replaced the drained one
-        last = msgspec.structs.replace(generations[-1], ended_by=verdict.outcome.value, ended_why=why)
+        last = msgspec.structs.replace(generations[-1], ended_by=verdict.outcome.value, ended_why=verdict.why)
         generations = (*generations[:-1], last)
     return msgspec.structs.replace(
         history,
         outcome=verdict.outcome.value,
-        why=why,
+        why=verdict.why,
         generations=generations,
         goodput=verdict.goodput or history.goodput,
         restarts_used=max(history.restarts_used, verdict.restarts_used),
@@ -312,7 +316,7 @@ def _verdict_of(nodes: Sequence[NodePart], *, all_left: bool) -> Verdict | None:
         return final[0]
     if not all_left or any(part.verdict is None for part in nodes):
         return None
-    return max(nodes, key=lambda part: part.ended_at).verdict if nodes else None
+    return max(nodes, key=lambda part: part.history.ended_at).verdict if nodes else None
 
 
 def _with_ends(node: NodeHistory, ends: dict[int, float], ended_at: float) -> NodeHistory:
@@ -332,29 +336,6 @@ def _with_ends(node: NodeHistory, ends: dict[int, float], ended_at: float) -> No
     return msgspec.structs.replace(node, workers=tuple(reversed(workers)))
 
 
-def _killed(nodes: Sequence[NodePart]) -> dict[str, None]:
-    return {
-        f"the journal of the agent on {part.node.host} has no end: the agent was killed": None
-        for part in nodes
-        if part.missing and part.verdict is None
-    }
-
-
-def _own_outcomes(nodes: Sequence[NodePart]) -> dict[str, None]:
-    """Return messages about how the run ended for each node, where the run's outcome is unknown."""
-    ends = [(part.node.host, part.verdict) for part in nodes if part.verdict is not None]
-    return {f"for the agent on {host} the run {each.outcome.text}: {each.why}": None for host, each in ends}
-
-
-def _left(last: NodeHistory) -> str:
-    why = f", the last one because {last.gone_why}" if last.gone_why else ""
-    return f"every node left before there was a verdict{why}; for its outcome, see journal.jsonl on {last.host}"
-
-
-def _sort_key(span: WorkerSpan) -> tuple[float, int]:
-    return span.since, span.local_rank
-
-
 def _node_of(part: NodePart, ranks: dict[tuple[int, int], str], known: dict[str, NodeHistory]) -> str:
     """Return the node that this agent is, by its rank in a generation, or else by its host; empty if unknown."""
     for key in part.ranks:
@@ -370,11 +351,8 @@ def _append(earlier: RunHistory, later: RunPart) -> RunHistory:
     after = later.history
     generations = {each.number: each for each in earlier.generations}
     for each in after.generations:
-        found = generations.get(each.number)
-        if found is None:
-            generations[each.number] = each
-        else:  # the generation continued under the later coordinator
-            generations[each.number] = msgspec.structs.replace(
+        if (found := generations.get(each.number)) is not None:  # it continued under the later coordinator
+            each = msgspec.structs.replace(  # noqa: PLW2901
                 each,
                 why=found.why,
                 formed_at=found.formed_at,
@@ -382,19 +360,17 @@ def _append(earlier: RunHistory, later: RunPart) -> RunHistory:
                 workers=max(found.workers, each.workers),
                 spent=found.spent + each.spent if found.ended_at is None else each.spent,
             )
+        generations[each.number] = each
     nodes = {node.node_id: node for node in earlier.nodes}
     for node in after.nodes:
-        before = nodes.get(node.node_id)
-        nodes[node.node_id] = (
-            node
-            if before is None
-            else msgspec.structs.replace(
+        if (before := nodes.get(node.node_id)) is not None:
+            node = msgspec.structs.replace(  # noqa: PLW2901
                 node,
                 came_at=before.came_at,
                 times_lost=before.times_lost + node.times_lost,
                 spans=_join_spans(before.spans, node.spans),
             )
-        )
+        nodes[node.node_id] = node
     failures = {(each.generation, each.rank): each for each in (*earlier.failures, *after.failures)}
     missing = [*(each for each in earlier.missing if "has no end" not in each), *after.missing]
     goodput = after.goodput if later.has_predecessor else _sum(earlier.goodput, after.goodput)
@@ -430,8 +406,6 @@ def _sum(first: Goodput | None, second: Goodput | None) -> Goodput | None:
 
 
 def plus(one: Goodput, other: Goodput) -> Goodput:
-    """Return the sum of two goodputs."""
-
     def mean(first: Mean, second: Mean) -> Mean:
         return Mean(first.count + second.count, first.sum_s + second.sum_s)
 
@@ -461,31 +435,26 @@ def with_one_first(failures: Sequence[FailureStatus]) -> list[FailureStatus]:
 
 
 def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
-    """Merge agents' journals without a coordinator's."""
+    histories = [part.history for part in parts]
     verdict = _verdict_of(parts, all_left=True)
-    nodes = tuple(msgspec.structs.replace(part.node, node_id=f"agent {n}") for n, part in enumerate(parts))
+    found = [each for history in histories for each in history.failures]
     # The verdict's failures are those of all nodes, so they replace what each node knows alone.
-    own = [each for part in parts for each in part.failures if verdict is None or each.generation != verdict.generation]
-    final = next((part.failures for part in parts if part.verdict is verdict), ())
+    own = [each for each in found if verdict is None or each.generation != verdict.generation]
+    final = next((part.history.failures for part in parts if part.verdict is verdict), ())
     of_all = [each for each in final if verdict is not None and each.generation == verdict.generation]
     failures = {(each.generation, each.rank): each for each in (*with_one_first(own), *of_all)}
-    missing = [each for part in parts for each in part.missing]
+    missing = [each for history in histories for each in history.missing]
     missing.append(
         "only what these nodes observed is shown, because the coordinator's journal is missing: coordinator.jsonl, on "
         "the host of the coordinator"
     )
-    return RunHistory(
-        run_id=parts[0].run_id,
-        began_at=min(part.began_at for part in parts),
-        ended_at=max(part.ended_at for part in parts),
-        nodes=nodes,
+    merged = msgspec.structs.replace(
+        histories[0],
+        began_at=min(each.began_at for each in histories),
+        nodes=tuple(msgspec.structs.replace(part.node, node_id=f"agent {n}") for n, part in enumerate(parts)),
         failures=tuple(sorted(failures.values(), key=lambda each: each.generation)),
-        goodput=verdict.goodput if verdict is not None else None,
-        outcome=verdict.outcome.value if verdict is not None else "",
-        why=verdict.why if verdict is not None else "",
-        restarts_used=verdict.restarts_used if verdict is not None else 0,
+        ended_at=max(each.ended_at for each in histories),
         missing=tuple(dict.fromkeys(missing)),
-        hangs=max((part.hangs for part in parts), key=len),  # all nodes receive the same reports
-        entrypoint=parts[0].entrypoint,
-        folder=parts[0].folder,
+        hangs=max((each.hangs for each in histories), key=len),  # all nodes receive the same reports
     )
+    return _with_outcome(merged, parts, all_left=True)

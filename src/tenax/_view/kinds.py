@@ -10,31 +10,36 @@ Invariants:
 from __future__ import annotations
 
 import signal
+from typing import NamedTuple
 
 import msgspec
 
 from tenax._core.model import DEADLOCK
 
-__all__ = ["KINDS", "RESOURCES", "Kind"]
+
+class Detail(NamedTuple):
+    """What ``{what}`` in a meaning is, if the pattern finds something in the proof (``{0}``), and otherwise."""
+
+    pattern: str  # with groups, of which one matches
+    named: str = "{0}"
+    otherwise: str = ""
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of failure. ``{what}`` in its texts is what ``detail`` finds in the proof, or else ``otherwise``."""
-
     id: str
-    meaning: str
-    next_step: str
+    meaning: str = ""
+    next_step: str = ""
     patterns: tuple[str, ...] = ()  # of the exception's lines
     within: str = ""  # must also match somewhere in the traceback
     is_consequence: bool = False
     trust_output: bool = True  # also matches printed lines
     signals: tuple[int, ...] = ()
-    detail: str = ""  # a pattern with one group
-    named: str = "{0}"
-    otherwise: str = ""
+    detail: Detail | None = None
 
 
-_PATH = r"['\"<]((?:/|\./|\w:)[^'\">]+)['\">]"
+PORT = r"(?:port: |port |:|, )(\d{2,5})\b(?!\])"
+_PATH = Detail(r"['\"<]((?:/|\./|\w:)[^'\">]+)['\">]", " at {0}")
+_QUOTED = Detail(r"['\"]([^'\"]+)['\"]", ": {0}")
 
 # Resources that ran out or broke: they are never a side effect of another exception.
 RESOURCES: tuple[Kind, ...] = (
@@ -96,8 +101,6 @@ RESOURCES: tuple[Kind, ...] = (
     ),
     Kind(
         id="no_more_processes",
-        meaning="",
-        next_step="",
         patterns=(r"\[Errno 11\] Resource temporarily unavailable",),
         within=r"fork",
         trust_output=False,
@@ -108,7 +111,6 @@ RESOURCES: tuple[Kind, ...] = (
         next_step="Delete files or write elsewhere; quota -s shows the usage.",
         patterns=(r"Disk quota exceeded", r"\[Errno 122\]", r"\bEDQUOT\b"),
         detail=_PATH,
-        named=" at {0}",
     ),
     Kind(
         id="disk_full",
@@ -119,7 +121,6 @@ RESOURCES: tuple[Kind, ...] = (
             r"inline_container\.cc.*(?:file write failed|unexpected pos \d+ vs \d+)",
         ),
         detail=_PATH,
-        named=" at {0}",
     ),
     Kind(
         id="file_too_large",
@@ -135,7 +136,6 @@ RESOURCES: tuple[Kind, ...] = (
         "dmesg on that host.",
         patterns=(r"Read-only file system", r"\[Errno 30\]", r"\bEROFS\b"),
         detail=_PATH,
-        named=" at {0}",
     ),
     Kind(
         id="io_error",
@@ -143,7 +143,6 @@ RESOURCES: tuple[Kind, ...] = (
         next_step="Check dmesg and the mounts of that host; keep jobs off it until the cause is found.",
         patterns=(r"\[Errno 5\]", r"Input/output error", r"\[Errno 116\]", r"Stale (?:NFS )?file handle"),
         detail=_PATH,
-        named=" at {0}",
     ),
     # --- GPUs ---
     Kind(
@@ -205,17 +204,14 @@ KINDS: tuple[Kind, ...] = (
         meaning="A library was built for a newer system: this one lacks {what}.",
         next_step="Use an image with a newer system, or a build of the library for this one.",
         patterns=(r"version [`'](?:GLIBC|GLIBCXX|CXXABI)_[\w.]+' not found",),
-        detail=r"[`']((?:GLIBC|GLIBCXX|CXXABI)_[\w.]+)'",
-        otherwise="the C library version",
+        detail=Detail(r"[`']((?:GLIBC|GLIBCXX|CXXABI)_[\w.]+)'", otherwise="the C library version"),
     ),
     Kind(
         id="missing_library",
         meaning="{what} could not be loaded.",
         next_step="Install it on that host, or add its folder to LD_LIBRARY_PATH; ldd shows what is missing.",
         patterns=(r"cannot open shared object file", r"undefined symbol: ", r"error while loading shared libraries"),
-        detail=r"([\w.+-]+\.so[\w.]*)",
-        named="The shared library {0}",
-        otherwise="A shared library",
+        detail=Detail(r"([\w.+-]+\.so[\w.]*)", "The shared library {0}", "A shared library"),
     ),
     Kind(
         id="wrong_build",
@@ -232,9 +228,9 @@ KINDS: tuple[Kind, ...] = (
         meaning="{what} is not installed on that host, or is not on the path.",
         next_step="Install it for the Python that runs on that host, or set PYTHONPATH; every host needs it.",
         patterns=(r"ModuleNotFoundError|No module named |\bImportError\b.*\b(?:is not installed|pip install)\b",),
-        detail=r"No module named ['\"]?([\w.]+)|(\w+) is not installed",
-        named="The Python module {0}",
-        otherwise="A Python module",
+        detail=Detail(
+            r"No module named ['\"]?([\w.]+)|(\w+) is not installed", "The Python module {0}", "A Python module"
+        ),
     ),
     Kind(
         id="import_error",
@@ -255,8 +251,7 @@ KINDS: tuple[Kind, ...] = (
         meaning="The script or program does not exist on that host{what}.",
         next_step="Check the path and the working directory on that host; every host needs the same files.",
         patterns=(r"can't open file ['\"].*\[Errno 2\]", r"can't find '__main__' module", r"command not found"),
-        detail=r"can't open file ['\"]([^'\"]+)['\"]",
-        named=": {0}",
+        detail=Detail(r"can't open file ['\"]([^'\"]+)['\"]", ": {0}"),
     ),
     Kind(
         id="not_executable",
@@ -274,9 +269,7 @@ KINDS: tuple[Kind, ...] = (
             r"\bEADDRINUSE\b|\[Errno 98\]",
             r"Failed to add port to server|Failed to start RPC server",  # of gRPC; JAX then raises this, or crashes
         ),
-        detail=r"(?:port: |port |:|, )(\d{2,5})\b(?!\])",
-        named="Port {0}",
-        otherwise="The port to listen on",
+        detail=Detail(PORT, "Port {0}", "The port to listen on"),
     ),
     Kind(
         id="wrong_address",
@@ -303,8 +296,7 @@ KINDS: tuple[Kind, ...] = (
             r"No address associated with hostname|Name does not resolve",
             r"IPv[46] network addresses of \(.*\) cannot be retrieved",
         ),
-        detail=r"(?:host=['\"]|addresses of \()([\w.-]+)",
-        named=": {0}",
+        detail=Detail(r"(?:host=['\"]|addresses of \()([\w.-]+)", ": {0}"),
     ),
     Kind(
         id="unreachable",
@@ -388,8 +380,6 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         id="peer_lost",
-        meaning="",
-        next_step="",
         patterns=(r"^EOFError$",),
         within=r"multiprocessing/(?:connection|managers|queues|resource_sharer)\.py",
         is_consequence=True,
@@ -401,8 +391,7 @@ KINDS: tuple[Kind, ...] = (
         meaning="The connection was refused: no process listens at {what}.",
         next_step="Check that the process that should listen there is running, and check MASTER_ADDR and MASTER_PORT.",
         patterns=(r"Connection refused|ConnectionRefusedError|\[Errno 111\]|[Ff]ailed to connect to all addresses",),
-        detail=r"\(([\w.:-]+, \d+)\)|Connect to ([\w.:<>-]+)",
-        otherwise="the address",
+        detail=Detail(r"\(([\w.:-]+, \d+)\)|Connect to ([\w.:<>-]+)", otherwise="the address"),
     ),
     Kind(
         id="connect_timeout",
@@ -412,8 +401,7 @@ KINDS: tuple[Kind, ...] = (
             r"client socket has timed out|trying to connect to|Connection timed out|\[Errno 110\]",
             r"[Cc]onnect timeout|timed out connecting",
         ),
-        detail=r"\(([\w.:-]+, \d+)\)",
-        named=": {0}",
+        detail=Detail(r"\(([\w.:-]+, \d+)\)", ": {0}"),
     ),
     Kind(
         id="nccl_error",
@@ -452,8 +440,7 @@ KINDS: tuple[Kind, ...] = (
             r"\b(?:[Ff]ile|[Ff]older|[Dd]irectory|[Cc]heckpoint)\b.{0,200}\b(?:does not exist|not found)\b",
         ),
         trust_output=False,
-        detail=r"['\"]([^'\"]+)['\"]",
-        named=": {0}",
+        detail=_QUOTED,
     ),
     Kind(
         id="permission_denied",
@@ -461,8 +448,7 @@ KINDS: tuple[Kind, ...] = (
         next_step="Check owner and mode of the file and its folders on that host, for the user of the job.",
         patterns=(r"\bPermissionError\b", r"\[Errno 13\]", r"\[Errno 1\]"),
         trust_output=False,
-        detail=r"['\"]([^'\"]+)['\"]",
-        named=": {0}",
+        detail=_QUOTED,
     ),
     Kind(
         id="not_a_number",
@@ -534,8 +520,7 @@ KINDS: tuple[Kind, ...] = (
         id="exception",
         meaning="The script raised an uncaught exception{what}.",
         next_step="Read the traceback below, last line first.",
-        detail=r"^([^\W\d][\w.]*)",
-        named=": {0}",
+        detail=Detail(r"^([^\W\d][\w.]*)", ": {0}"),
     ),
     # --- signals ---
     Kind(

@@ -15,8 +15,6 @@ import msgspec
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """One line of one worker."""
-
     at: float  # seconds since the epoch, on that node's clock; 0: unknown
     rank: int  # of the worker in its generation
     local_rank: int
@@ -37,8 +35,6 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class LogAnswer(msgspec.Struct, frozen=True):
-    """The answer of one node."""
-
     lines: tuple[LogLine, ...]  # by generation, then by time; each stream's in order
     cursor: str  # where this answer ends; send it back to get the next lines
     generation: int  # the last with workers on this node; 0: none

@@ -8,20 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tenax._core import coordinator as run
-from tenax._core import messages
+from tenax._core import events, messages
 from tenax._core.coordinator import AnyCoordinatorEvent, Send
-from tenax._core.events import (
-    GenerationEnded,
-    GenerationFormed,
-    HangFound,
-    HangOver,
-    JoinRefused,
-    LeaveNoticed,
-    LeaveRequested,
-    RunEnded,
-    StacksRequested,
-    Waiting,
-)
 from tenax._core.model import assert_never
 from tenax._core.text import format_duration, format_seconds
 from tenax._view.text import exit_summary
@@ -42,17 +30,19 @@ class RunMessages:
 
     def lines_for(self, event: AnyCoordinatorEvent, sent: list[Send]) -> list[str]:
         """Return the messages about an event and the commands that followed."""
-        if isinstance(event, run.Received) and isinstance(event.message, messages.NodeJoined):
-            self._add_node(event.message.node)
+        match event:
+            case run.Received(_, messages.NodeJoined(node)) if node.node_id not in self._host_of:
+                self._host_of[node.node_id] = node.where
+                self._hosts.setdefault(node.where, []).append(node.node_id)
         happened = self._event_message(event)
+        lines = [happened] if happened else []
         if isinstance(event, run.Received):
             self._note_leaving(event.node_id, event.message)
-        return ([happened] if happened else []) + self._command_messages(sent)
-
-    def _add_node(self, node: messages.NodeInfo) -> None:
-        if node.node_id not in self._host_of:
-            self._host_of[node.node_id] = node.where
-            self._hosts.setdefault(node.where, []).append(node.node_id)
+        for send in sent:
+            self._is_over |= isinstance(send.event, events.RunEnded)
+            if text := _sent_message(send):
+                lines.append(f"  to {self._names(send.to)}: {text}")
+        return lines
 
     def _note_leaving(self, node_id: str, message: messages.FromNode) -> None:
         match message:
@@ -104,14 +94,6 @@ class RunMessages:
             case _:
                 return assert_never(event)
 
-    def _command_messages(self, sent: list[Send]) -> list[str]:
-        lines = []
-        for send in sent:
-            self._is_over |= isinstance(send.event, RunEnded)
-            if text := _sent_message(send):
-                lines.append(f"  to {self._names(send.to)}: {text}")
-        return lines
-
     def _names(self, node_ids: tuple[str, ...]) -> str:
         shown = [self.name(node_id) for node_id in node_ids[:_MAX_NAMES]]
         more = len(node_ids) - len(shown)
@@ -120,31 +102,31 @@ class RunMessages:
 
 def _sent_message(send: Send) -> str:
     match send.event:
-        case GenerationFormed(part):
+        case events.GenerationFormed(part):
             size = f"node {part.group_rank} of {part.group_world_size}"
             return f"generation {part.generation}, {size}, world size {part.world_size} ({part.why})"
-        case GenerationEnded(generation, why):
+        case events.GenerationEnded(generation, why):
             return f"generation {generation} ended: {why}"
-        case RunEnded(verdict):
+        case events.RunEnded(verdict):
             return f"the run {verdict.outcome.text}: {verdict.why}"
-        case JoinRefused(reason):
+        case events.JoinRefused(reason):
             return f"refused: {reason}"
-        case LeaveNoticed(_, host, why):
+        case events.LeaveNoticed(_, host, why):
             return f"{host} is leaving: {why}"
-        case LeaveRequested(why):
+        case events.LeaveRequested(why):
             return f"leave requested: {why}"
-        case StacksRequested(_, _, why):
+        case events.StacksRequested(_, _, why):
             return f"stacks requested: no activity ({why})"
-        case HangFound(generation, report):
+        case events.HangFound(generation, report):
             from tenax._core.hang_report import reason_of
 
             reason = reason_of(report)
             if report.locations and (report.is_odd or report.workers == 1):
                 return f"generation {generation} hangs: rank {report.locations[0].ranks[0]} {reason}"
             return f"generation {generation} hangs: {reason.removeprefix('hung: ')}"
-        case HangOver(generation, why):
+        case events.HangOver(generation, why):
             return f"generation {generation} does not hang any more{f': {why}' if why else ''}"
-        case Waiting(why):
+        case events.Waiting(why):
             return why
         case _:
             return assert_never(send.event)

@@ -7,31 +7,22 @@ update ages without a new request. Compact: a thousand nodes are a thousand shor
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
-from tenax._core.coordinator import (
-    AnyCoordinatorEvent,
-    CoordinatorState,
-    Ending,
-    NodePhase,
-    NodeRecord,
-    Over,
-    Received,
-    Running,
-    Send,
-)
+from tenax._core import coordinator as run
 from tenax._core.diagnosis import diagnosis_of
 from tenax._core.hang_suspicion import describe_hang, describe_places
 from tenax._core.ledger import GenerationEntry, Goodput, Spent
 from tenax._core.messages import NodeDraining, WorkerProgress
-from tenax._core.model import Departure, Diagnosis, Failure, assert_never, failure_began_at
+from tenax._core.model import Diagnosis, Failure, assert_never, failure_began_at
 from tenax._core.text import format_duration
 from tenax._view.cause import cause_of, related, what_happened
 from tenax._view.run_messages import RunMessages
 from tenax._view.text import kind_of
 
-RecentStep = tuple[float, AnyCoordinatorEvent, list[Send]]
+RecentStep = tuple[float, run.AnyCoordinatorEvent, list[run.Send]]
 
 _MAX_EVENTS = 100
 _MAX_FAILURES = 64
@@ -163,7 +154,7 @@ class RunStatus(Value, frozen=True, omit_defaults=False):
 
 
 def status_of(
-    state: CoordinatorState, recent: Iterable[RecentStep], doing: str, now: float, wall_offset: float
+    state: run.CoordinatorState, recent: Iterable[RecentStep], doing: str, now: float, wall_offset: float
 ) -> RunStatus:
     """Return the status. ``wall_offset``: seconds since the epoch minus the coordinator's clock."""
     settings, verdict = state.settings, state.verdict
@@ -192,7 +183,12 @@ def status_of(
         generations_forgotten=state.ledger.forgotten,
         failures=failures[:_MAX_FAILURES],
         stopped=tuple(each.global_rank for each in diagnosis.stopped),
-        left=tuple(_left(each, wall_offset) for each in state.left.values()),
+        left=tuple(
+            NodeStatus(
+                f"left {each.label}", each.label, each.host, each.how, each.at + wall_offset, each.slots, why=each.why
+            )
+            for each in state.left.values()
+        ),
         earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
         events=tuple(_events(state, recent, wall_offset)),
         # An earlier coordinator may have ended the run.
@@ -202,7 +198,7 @@ def status_of(
         hang=describe_hang(state, now),
         hang_since=state.hang.since + wall_offset if state.hang is not None else None,
         hang_where=describe_places(state.hang) if state.hang is not None else "",
-        slow=slow_ranks(nodes) if isinstance(state.phase, Running) and state.hang is None else (),
+        slow=slow_ranks(nodes) if isinstance(state.phase, run.Running) and state.hang is None else (),
     )
 
 
@@ -210,14 +206,14 @@ def _draining_since(recent: Iterable[RecentStep]) -> dict[str, float]:
     """Return when each node first reported that it was draining, if that is among the recent steps."""
     since: dict[str, float] = {}
     for at, event, _ in recent:
-        if isinstance(event, Received) and isinstance(event.message, NodeDraining):
+        if isinstance(event, run.Received) and isinstance(event.message, NodeDraining):
             since.setdefault(event.node_id, at)  # it is reported again on every new connection
     return since
 
 
 def _node(
-    state: CoordinatorState,
-    record: NodeRecord,
+    state: run.CoordinatorState,
+    record: run.NodeRecord,
     failed: dict[int, int],
     draining: dict[str, float],
     wall_offset: float,
@@ -271,10 +267,10 @@ def slow_ranks(nodes: Sequence[NodeStatus]) -> tuple[str, ...]:
     """
     choices = (
         (_by_rank(nodes, "step_s", 1e-9), _slow_steps),
-        (_by_rank(nodes, "gpus", 0.0), _other_gpu),
-        (_by_rank(nodes, "cpus", 0.0), _other_cpus),
+        (_by_rank(nodes, "gpus", 0.0), partial(_other_use, "its GPU")),
+        (_by_rank(nodes, "cpus", 0.0), partial(_other_use, "a CPU")),
     )
-    values, describe = next(((values, text) for values, text in choices if len(values) > 1), ({}, _slow_steps))
+    values, describe = next((choice for choice in choices if len(choice[0]) > 1), ({}, _slow_steps))
     if not values:
         return ()
     ordered = sorted(value for value, _ in values.values())
@@ -304,35 +300,28 @@ def _slow_steps(seconds: float, peers_s: float) -> str:
     return f"takes {format_duration(seconds)} per step, the others {format_duration(peers_s)}" if is_slow else ""
 
 
-def _other_gpu(share: float, of_peers: float) -> str:
-    if abs(share - of_peers) < _OTHER_CPUS:
-        return ""
-    return f"uses {100 * share:.0f} % of its GPU, the others {100 * of_peers:.0f} %"
+def _other_use(of_what: str, share: float, of_peers: float) -> str:
+    is_other = abs(share - of_peers) >= _OTHER_CPUS
+    return f"uses {100 * share:.0f} % of {of_what}, the others {100 * of_peers:.0f} %" if is_other else ""
 
 
-def _other_cpus(cpus: float, of_peers: float) -> str:
-    if abs(cpus - of_peers) < _OTHER_CPUS:
-        return ""
-    return f"uses {100 * cpus:.0f} % of a CPU, the others {100 * of_peers:.0f} %"
-
-
-def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
+def state_of_node(state: run.CoordinatorState, record: run.NodeRecord) -> str:
     if record.is_draining:
         return "draining"
     match record.phase:
-        case NodePhase.JOINED:
+        case run.NodePhase.JOINED:
             return "joined"
-        case NodePhase.READY:
-            if isinstance(state.phase, Over):
+        case run.NodePhase.READY:
+            if isinstance(state.phase, run.Over):
                 return "leaving"
-            return "spare" if isinstance(state.phase, Running) else "waiting"
-        case NodePhase.DONE:
+            return "spare" if isinstance(state.phase, run.Running) else "waiting"
+        case run.NodePhase.DONE:
             return "done"
-        case NodePhase.STALE:
+        case run.NodePhase.STALE:
             return "stopping"
-        case NodePhase.MEMBER if isinstance(state.phase, Ending):
+        case run.NodePhase.MEMBER if isinstance(state.phase, run.Ending):
             return "stopping"
-        case NodePhase.MEMBER:
+        case run.NodePhase.MEMBER:
             return "starting" if record.info.node_id in state.last.unstarted else "working"
         case _:
             return assert_never(record.phase)
@@ -396,14 +385,7 @@ def failure_status(failure: Failure, wall_offset: float, role: str = "first") ->
     )
 
 
-def _left(departure: Departure, wall_offset: float) -> NodeStatus:
-    where, since = departure.host, departure.at + wall_offset
-    return NodeStatus(
-        f"left {departure.label}", departure.label, where, departure.how, since, departure.slots, why=departure.why
-    )
-
-
-def _events(state: CoordinatorState, recent: Iterable[RecentStep], wall_offset: float) -> list[EventStatus]:
+def _events(state: run.CoordinatorState, recent: Iterable[RecentStep], wall_offset: float) -> list[EventStatus]:
     messages = RunMessages({node_id: record.label for node_id, record in state.nodes.items()})
     events = [
         EventStatus(at + wall_offset, text.strip(), at)

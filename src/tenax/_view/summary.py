@@ -26,8 +26,6 @@ class Count(Value, frozen=True):
 
 
 class RunLine(Value, frozen=True):
-    """A summary of one run."""
-
     run_id: str
     began_at: float
     duration_s: float
@@ -74,7 +72,6 @@ class RunLine(Value, frozen=True):
 
     @property
     def origin_text(self) -> str:
-        """The script, the start time and the log folder."""
         parts = (self.entrypoint, f"began {format_moment(self.began_at)}", self.folder and f"in {self.folder}")
         return ", ".join(each for each in parts if each)
 

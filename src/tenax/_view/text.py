@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import time
 
+from tenax._core.ledger import Goodput
+from tenax._core.model import Outcome
 from tenax._core.text import format_duration
 from tenax._view.exit_text import signal_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._core.ledger import Goodput
 
 _SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
 _INSTANT_S = 0.0005
@@ -36,37 +34,32 @@ EARLY_ENDS = {
     "request": "an operator restarted the run",
     "latecomer": "a node reconnected late",
 }
-# What happened to a run.
-_OUTCOMES = {"cancelled": "was cancelled", "broken": "could not continue", "abandoned": "was abandoned"}
+_OUTCOMES = {outcome.value: outcome.text for outcome in Outcome}
 
 
-def format_goodput(goodput: Goodput) -> str:
-    """Return one line without a full stop; empty if no time has passed."""
+def format_goodput(goodput: Goodput | None) -> str:
+    """Return one line without a full stop; empty if it is not known or no time has passed."""
+    if goodput is None or not 0 < goodput.spent.total_s < float("inf"):  # infinite in a damaged journal
+        return ""
     spent = goodput.spent
     total_s = spent.total_s
-    if not 0 < total_s < float("inf"):  # infinite in a damaged journal
-        return ""
     line = f"{percent(spent.training_s, total_s)} of {format_duration(total_s)} was training"
     failures = goodput.to_detect.count + goodput.to_recover.count
     had_trouble = bool(failures or goodput.lost_steps or spent.lost_s + spent.hung_s > 0)
     if total_s < _SHORT_S and not had_trouble:
         return line
-    parts = []
+    parts, count = [], goodput.lost_steps
+    repeated = f" ({count:,} {'step' if count == 1 else 'steps'} repeated)" if count else ""
     for name, label in _PARTS:
         seconds: float = getattr(spent, name)
-        steps = _steps(goodput.lost_steps) if name == "lost_s" else ""
+        steps = repeated if name == "lost_s" else ""
         if round(100 * seconds / total_s):
             parts.append(f"{label} {percent(seconds, total_s)}{steps}")
         elif steps:  # they took some time, even if it rounds to 0 %
             parts.append(f"{label} {_ALMOST_NONE}{steps}")
-    survived = _survived(goodput.survivors)
+    kept = "1 worker kept its process" if goodput.survivors == 1 else f"{goodput.survivors} workers kept their process"
+    survived = kept if goodput.survivors else ""
     return "; ".join(each for each in (line, ", ".join(parts), format_failures(goodput), survived) if each)
-
-
-def _survived(count: int) -> str:
-    if count == 1:
-        return "1 worker kept its process"
-    return f"{count} workers kept their process" if count else ""
 
 
 def format_failures(goodput: Goodput) -> str:
@@ -92,10 +85,6 @@ def percent(part: float, whole: float) -> str:
     if 0 < share < 0.5:
         return _ALMOST_NONE
     return f"{share:.0f} %"
-
-
-def _steps(count: int) -> str:
-    return f" ({count:,} {'step' if count == 1 else 'steps'} repeated)" if count else ""
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -127,14 +116,11 @@ def kind_of(cause: str, error_type: str, exit_code: int) -> str:
     """Return the cause if it is specific, else the exception's class, else how the process ended."""
     if cause and cause not in _GENERAL:
         return cause
-    if error_type and len(error_type) <= _MAX_NAME and _is_class(error_type):
+    # A class as a traceback shows it: an identifier with an upper-case letter after its last dot.
+    is_class = error_type.replace(".", "").isidentifier() and error_type.rpartition(".")[2][:1].isupper()
+    if is_class and len(error_type) <= _MAX_NAME:
         return error_type
     return cause or exit_summary(exit_code)
-
-
-def _is_class(name: str) -> bool:
-    """Return True for a class as a traceback shows it: an identifier with an upper-case letter after its last dot."""
-    return name.replace(".", "").isidentifier() and name.rpartition(".")[2][:1].isupper()
 
 
 def exit_summary(exit_code: int) -> str:

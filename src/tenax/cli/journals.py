@@ -14,9 +14,8 @@ import msgspec
 
 from tenax._node.journal import Footer, Header, JournalUnreadable, Step, kind_of, read_journal
 from tenax._node.run_journal import RunHeader, RunStep, read_run_journal
-from tenax._view.agent_history import history_of_node
-from tenax._view.coordinator_history import history_of_run
 from tenax._view.history import NodePart, RunHistory, RunPart, histories_of
+from tenax._view.journal_parts import history_of_node, history_of_run
 
 _MAX_DEPTH = 6
 _MAX_FILES = 10_000

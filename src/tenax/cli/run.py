@@ -198,8 +198,7 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
         return ""
     from shutil import get_terminal_size
 
-    from tenax._failures.report import Report, brief, is_in_full, render, to_json
-    from tenax._failures.wall_clock import wall_clock_of
+    from tenax._failures.report import Report, brief, is_in_full, render, to_json, wall_clock_of
 
     report = Report(
         verdict=verdict,

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.kit.causes import known_cause
+
 from kit.addresses import own_endpoint
 from kit.jobs import TENAX, TIMEOUT_S, Runner
 from tenax._node.journal import read_journal
 from tenax._node.run_journal import read_run_journal
-from tenax._view.cause import meaning_of
 
 from .corpus import Seed
 from .views import Seen, replayed, views_of, views_of_agents
@@ -164,7 +165,7 @@ def _errors(seed: Seed, texts: list[str], reports: list[dict[str, Any]], codes: 
     failed = {each["rank"] for each in report["other_failures"]}
     if isinstance(seed.root, int) and set(report["victims"]) != failed:
         yield f"{failed} also failed, but the victims are {report['victims']}"
-    meaning = "Unknown: every failed worker" if seed.root is None else meaning_of(seed.kind, report["proof"])
+    meaning = "Unknown: every failed worker" if seed.root is None else known_cause(seed.kind, report["proof"]).meaning
     in_full = [number for number, text in enumerate(texts) if "First cause" in text]
     if not 1 <= len(in_full) <= 2:
         yield f"nodes {in_full} print the report in full"

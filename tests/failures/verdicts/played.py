@@ -39,10 +39,9 @@ from tenax._core.messages import (
     WorkersRunning,
 )
 from tenax._core.model import Evidence, Failure, Stopped
-from tenax._failures.evidence import gather
-from tenax._failures.kernel_log import gpu_error
+from tenax._failures.evidence import gather, gpu_error
 from tenax._node.run_journal import RunHeader, RunStep
-from tenax._view.cause import Observations, classify
+from tenax._view.cause import classify
 from tenax.testing.run_invariants import RunChecker
 
 NODES, SLOTS = 2, 4
@@ -185,8 +184,5 @@ def _evidence(text: str, exit_code: int, pid: int, kernel: tuple[str, ...]) -> E
     evidence = gather(pid=pid, exit_code=exit_code, stderr_tail=text.encode())
     if not kernel:
         return evidence
-    kind, line = gpu_error(kernel, pid, has_gpu_symptom=True)
-    fields = ("error_type", "message", "traceback", "last_lines")
-    observed = Observations(exit_code=exit_code, **{name: getattr(evidence, name) for name in fields})
-    cause = classify(msgspec.structs.replace(observed, kernel_kind=kind, kernel_line=line))
+    cause = classify(exit_code, evidence, kernel_error=gpu_error(kernel, pid, has_gpu_symptom=True))
     return msgspec.structs.replace(evidence, cause=cause.kind, is_consequence=cause.is_consequence, proof=cause.proof)

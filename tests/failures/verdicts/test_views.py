@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.kit.causes import known_cause
 
 from tenax._core.model import Verdict
-from tenax._view.cause import next_step_of
 
 from .corpus import CORPUS
 from .frameworks import PRELOAD
@@ -37,7 +37,7 @@ def test_every_view_shows_the_expected_cause(case: Case) -> None:
         if first is not None:
             host = f"host{first.rank // SLOTS}"
             assert f"rank {first.rank} on {host} {squeezed(first.what)[:40]}" in squeezed(text), name
-            assert squeezed(next_step_of(first.cause, first.proof)) in squeezed(text), name
+            assert squeezed(known_cause(first.cause, first.proof).next_step) in squeezed(text), name
         if consequences and name == "report of runs":
             assert f"{consequences} failed as a consequence" in text
     if case.change:

@@ -22,8 +22,8 @@ from tenax._node.run_journal import RunHeader, RunStep
 from tenax._observe import metrics_page
 from tenax._observe.tracing.run_trace import generation_parts
 from tenax._view.chrome_trace import trace_of
-from tenax._view.coordinator_history import history_of_run
 from tenax._view.html.timeline_page import timeline_page
+from tenax._view.journal_parts import history_of_run
 from tenax._view.status import FailureStatus, RunStatus, status_of
 from tenax._view.summary import format_summary, summary_of
 from tenax.cli import status_screen

@@ -20,8 +20,8 @@ from tenax._core.coordinator import CancelRequested
 from tenax._io.http.server import ClientLimits
 from tenax._io.listen import listen
 from tenax._observe.dashboard.live import Dashboard
-from tenax._observe.metrics_page import CONTENT_TYPE
 from tenax._view.status import RunStatus
+from tenax.metrics._prometheus import CONTENT_TYPE
 
 from .fake_cluster import FakeCluster
 

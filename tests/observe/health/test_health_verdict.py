@@ -7,8 +7,15 @@ import pytest
 
 from tenax._core.agent import AgentState, Phase
 from tenax._core.model import AgentSettings, WorkerPhase, WorkerRecord
-from tenax._observe.health.check import health_check_port
-from tenax._observe.health.liveness import AgentLiveness, Signs, details, has_running_workers, liveness, readiness
+from tenax._observe.health.check import (
+    AgentLiveness,
+    Signs,
+    details,
+    has_running_workers,
+    health_check_port,
+    liveness,
+    readiness,
+)
 
 
 @pytest.mark.parametrize("source", ["loop_age_s", "callback_age_s"])

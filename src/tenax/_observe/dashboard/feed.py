@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tenax._core.ledger import Goodput, Spent
+from tenax._core.ledger import Goodput
 from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
 # Times differ slightly between statuses, because the wall clock may be adjusted meanwhile.
@@ -56,25 +56,20 @@ def change(before: RunStatus, after: RunStatus) -> Change | None:
     generations = tuple(
         entry for entry in after.generations if not _is_same_generation(known_generations.get(entry.number), entry)
     )
-    has_forgotten = any(number not in numbers for number in known_generations)
-    failures = None if _are_same(before.failures, after.failures) else after.failures
-    earlier = None if _are_same(before.earlier, after.earlier) else after.earlier
-    events = _new_events(before, after)
-    has_lists = failures is not None or earlier is not None
-    if not (run or nodes or known_nodes or generations or has_forgotten or events or has_lists):
-        return None
-    return Change(
+    last = before.events[-1].moment if before.events else float("-inf")
+    found = Change(
         now=after.now,
         goodput=after.goodput,
         run=run,
         nodes=nodes,
         gone=tuple(known_nodes),  # the others were removed above
         generations=generations,
-        oldest_generation=min(numbers, default=0) if has_forgotten else 0,
-        failures=failures,
-        earlier=earlier,
-        events=events,
+        oldest_generation=min(numbers, default=0) if any(each not in numbers for each in known_generations) else 0,
+        failures=None if _are_same(before.failures, after.failures) else after.failures,
+        earlier=None if _are_same(before.earlier, after.earlier) else after.earlier,
+        events=tuple(event for event in after.events if event.moment > last),
     )
+    return found if found != Change(after.now, after.goodput) else None
 
 
 def _is_same(known: msgspec.Struct | None, found: msgspec.Struct, *, but: str = "") -> bool:
@@ -100,21 +95,12 @@ def _is_same_value(name: str, before: Any, after: Any) -> bool:
 
 def _is_same_generation(known: GenerationStatus | None, found: GenerationStatus) -> bool:
     """Compare generations. The time spent is compared only once the generation has settled, because it grows."""
-    if known is not None and known.settled_at is not None and not _is_near(known.spent, found.spent):
-        return False
+    if known is not None and known.settled_at is not None:
+        spent = ((getattr(known.spent, name), getattr(found.spent, name)) for name in found.spent.__struct_fields__)
+        if any(abs(before - after) >= 1e-6 for before, after in spent):
+            return False
     return _is_same(known, found, but="spent")
-
-
-def _is_near(known: Spent, found: Spent) -> bool:
-    return all(abs(getattr(known, name) - getattr(found, name)) < 1e-6 for name in known.__struct_fields__)
 
 
 def _are_same(known: Sequence[FailureStatus], found: Sequence[FailureStatus]) -> bool:
     return len(known) == len(found) and all(map(_is_same, known, found))
-
-
-def _new_events(before: RunStatus, after: RunStatus) -> tuple[EventStatus, ...]:
-    if not before.events:
-        return after.events
-    last = before.events[-1].moment
-    return tuple(event for event in after.events if event.moment > last)

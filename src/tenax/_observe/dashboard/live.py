@@ -29,29 +29,16 @@ import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartRequest, StatusRequest, StopRequest
-from tenax._io.http.message import (
-    BAD_REQUEST,
-    CONFLICT,
-    FORBIDDEN,
-    HTML,
-    INTERNAL_ERROR,
-    METHOD_NOT_ALLOWED,
-    NOT_FOUND,
-    OK,
-    Limits,
-    Request,
-    Response,
-    as_json,
-    json,
-    text,
-)
+from tenax._io.http import message as http
 from tenax._io.http.pending import DeferredResponse, Stream, event
 from tenax._io.http.server import ClientLimits, HttpServer
 from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
 from tenax._io.listen import listen
+from tenax._io.loop import NO_TIMER
 from tenax._observe.dashboard.feed import change
-from tenax._observe.metrics_page import CONTENT_TYPE, render
+from tenax._observe.metrics_page import render
 from tenax._view.status import RunStatus
+from tenax.metrics._prometheus import CONTENT_TYPE
 
 _COALESCE_S = 0.03  # wait this long for further changes
 _MIN_PAUSE_S = 0.1  # between two statuses
@@ -65,15 +52,15 @@ KEY_VARIABLE = "TENAX_DASHBOARD_KEY"
 _MIN_KEY = 16
 _MAX_BODY = 4096
 _KEY_HEADER = "x-tenax-key"
-_UNBUFFERED = {"X-Accel-Buffering": "no"}  # proxies must not delay events
 _FROM_DASHBOARD = "requested on the dashboard"
 
 # The pages contain no data of the run, which comes over the stream.
 _PAGES = {
-    "/": ("page.html", HTML),
+    "/": ("page.html", http.HTML),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
+_METHODS = {"/do": "POST", "/events": "GET"}  # of the other paths: GET, HEAD
 # No external or inline content, and no text may become markup or script.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -96,9 +83,9 @@ class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @lru_cache(maxsize=8)
-def _page(path: str) -> Response:
+def _page(path: str) -> http.Response:
     name, content_type = _PAGES[path]
-    return Response(OK, (Path(__file__).parent / name).read_bytes(), content_type)
+    return http.Response(http.OK, (Path(__file__).parent / name).read_bytes(), content_type)
 
 
 def _key(environ: Mapping[str, str]) -> str:
@@ -144,7 +131,7 @@ class Dashboard:
         self._is_watching = False
         self._is_closed = False
         self._is_broken = False
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
         self._made_at = 0.0
         self._took_s = 0.0
         # Used in the server's thread.
@@ -155,7 +142,7 @@ class Dashboard:
             listener,
             self._answer,
             name="tenax dashboard",
-            limits=Limits(head_bytes=16_384, body_bytes=_MAX_BODY),
+            limits=http.Limits(head_bytes=16_384, body_bytes=_MAX_BODY),
             client_limits=client_limits,
         )
         self._server.start()
@@ -184,21 +171,20 @@ class Dashboard:
 
     def _unwatch(self) -> None:
         """The last browser has disconnected (D1)."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
+        self._timer = NO_TIMER
         if self._is_watching:
             self._operators.unwatch(self._on_step)
             self._is_watching = False
 
     def _on_step(self) -> None:
-        if self._timer is None:
+        if self._timer is NO_TIMER:
             pause_s = min(max(_MIN_PAUSE_S, self._took_s * _REST_PER_WORK), _MAX_PAUSE_S)
             now = self._loop.now()
             self._timer = self._loop.at(max(now + _COALESCE_S, self._made_at + pause_s), self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = None
+        self._timer = NO_TIMER
         self._make_and_show()
 
     def _make_and_show(self) -> None:
@@ -223,7 +209,7 @@ class Dashboard:
     # --- in the server's thread ---------------------------------------------------------------------------------------
 
     def _ask(
-        self, request: AnyRequest, make: Callable[[Any, str], Response], timeout_s: float = _ANSWER_S
+        self, request: AnyRequest, make: Callable[[Any, str], http.Response], timeout_s: float = _ANSWER_S
     ) -> DeferredResponse:
         """Submit a request in the loop's thread. ``make`` gets its value and error, in the server's thread."""
         later = DeferredResponse(timeout_s)
@@ -247,59 +233,57 @@ class Dashboard:
         self._loop.soon(submit)
         return later
 
-    def _with_status(self, make: Callable[[RunStatus], Response]) -> DeferredResponse:
+    def _with_status(self, make: Callable[[RunStatus], http.Response]) -> DeferredResponse:
         """Answer with the status. A request shares recent ones (D2)."""
-        return self._ask(StatusRequest(), lambda status, error: text(INTERNAL_ERROR, error) if error else make(status))
+        return self._ask(
+            StatusRequest(), lambda status, error: http.text(http.INTERNAL_ERROR, error) if error else make(status)
+        )
 
-    def _answer(self, request: Request) -> Response | DeferredResponse | Stream:
+    def _answer(self, request: http.Request) -> http.Response | DeferredResponse | Stream:
         answer = self._route(request)
-        return _with_headers(answer) if isinstance(answer, Response) else answer
+        return _with_headers(answer) if isinstance(answer, http.Response) else answer
 
-    def _route(self, request: Request) -> Response | DeferredResponse | Stream:
+    def _route(self, request: http.Request) -> http.Response | DeferredResponse | Stream:
         path = request.path
-        if request.method not in (("POST",) if path == "/do" else ("GET", "HEAD")):
-            allowed = "POST" if path == "/do" else "GET, HEAD"
-            return text(METHOD_NOT_ALLOWED, f"method not allowed; use {allowed.replace(', ', ' or ')}", Allow=allowed)
+        allowed = _METHODS.get(path, "GET, HEAD")
+        if request.method not in allowed.split(", "):
+            message = f"method not allowed; use {allowed.replace(', ', ' or ')}"
+            return http.text(http.METHOD_NOT_ALLOWED, message, Allow=allowed)
         if path != "/" and path in _PAGES:  # the same for every run
             return _page(path)
-        if path == "/do":
-            return self._do(request)
-        if not self._has_key(request, anywhere=True):
+        if path != "/do" and not self._has_key(request, anywhere=True):
             message = "the key is missing or wrong; open the link that tenax printed, including ?key="
-            return text(FORBIDDEN, message)
+            return http.text(http.FORBIDDEN, message)
         match path:
+            case "/do":
+                return self._do(request)
             case "/":
                 return _page("/")
             case "/events":
-                return (
-                    self._stream()
-                    if request.method == "GET"
-                    else text(METHOD_NOT_ALLOWED, "method not allowed; use GET", Allow="GET")
-                )
+                return self._stream()
             case "/status.json":
-                return self._with_status(lambda status: json(OK, status))
+                return self._with_status(lambda status: http.json(http.OK, status))
             case "/metrics":
-                return self._with_status(lambda status: Response(OK, render(status).encode(), CONTENT_TYPE))
+                return self._with_status(lambda status: http.Response(http.OK, render(status).encode(), CONTENT_TYPE))
             case "/logs":
                 return self._logs(request)
-        return text(NOT_FOUND, "not found; available: /, /status.json and /metrics")
+        return http.text(http.NOT_FOUND, "not found; available: /, /status.json and /metrics")
 
-    def _has_key(self, request: Request, *, anywhere: bool) -> bool:
+    def _has_key(self, request: http.Request, *, anywhere: bool) -> bool:
         given = [request.headers.get(_KEY_HEADER, "")]
         if anywhere:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             given += [request.params.get("key", ""), token.strip() if scheme.lower() == "bearer" else ""]
         return any([hmac.compare_digest(each.encode(), self._key.encode()) for each in given])
 
-    def _do(self, request: Request) -> Response | DeferredResponse:
+    def _do(self, request: http.Request) -> http.Response | DeferredResponse:
         if not self._has_key(request, anywhere=False):
-            return text(
-                FORBIDDEN, "the key is missing or wrong; requests that change the run need it in the header X-Tenax-Key"
-            )
+            message = "the key is missing or wrong; requests that change the run need it in the header X-Tenax-Key"
+            return http.text(http.FORBIDDEN, message)
         try:
             action = msgspec.json.decode(request.body, type=_Action)
         except DECODE_ERRORS as error:
-            return text(BAD_REQUEST, f'invalid body; expected JSON such as {{"do": "restart"}}: {error}')
+            return http.text(http.BAD_REQUEST, f'invalid body; expected JSON such as {{"do": "restart"}}: {error}')
         match action:
             case _Action("drain", node) if node:
                 return self._ask(DrainRequest(node, _FROM_DASHBOARD), _value_or_error)
@@ -307,9 +291,9 @@ class Dashboard:
                 return self._ask(RestartRequest(_FROM_DASHBOARD), _value_or_error)
             case _Action("stop"):
                 return self._ask(StopRequest(_FROM_DASHBOARD), _value_or_error)
-        return text(BAD_REQUEST, "unknown action; expected 'restart', 'stop', or 'drain' with a 'node'")
+        return http.text(http.BAD_REQUEST, "unknown action; expected 'restart', 'stop', or 'drain' with a 'node'")
 
-    def _logs(self, request: Request) -> Response | DeferredResponse:
+    def _logs(self, request: http.Request) -> http.Response | DeferredResponse:
         given = request.params
         try:
             wanted = LogsRequest(
@@ -322,11 +306,12 @@ class Dashboard:
                 wait_s=max(0.0, min(float(given.get("wait_s", "0")), _MAX_WAIT_S)),  # in this order: NaN becomes 0
             )
         except ValueError as error:
-            return text(BAD_REQUEST, f"invalid number: {error}")
+            return http.text(http.BAD_REQUEST, f"invalid number: {error}")
         return self._ask(wanted, _value_or_error, wanted.wait_s + _ANSWER_S)
 
     def _stream(self) -> Stream:
-        stream = Stream(self._forget, headers={**_HEADERS, **_UNBUFFERED}, heartbeat=event("heartbeat", b"1"))
+        headers = {**_HEADERS, "X-Accel-Buffering": "no"}  # proxies must not delay events
+        stream = Stream(self._forget, headers=headers, heartbeat=event("heartbeat", b"1"))
         self._streams[stream] = False
         stream.send(b"retry: 1000\n\n")
         self._loop.soon(self._watch)
@@ -356,11 +341,11 @@ class Dashboard:
             return
         difference = None if self._shown is None else change(self._shown, status)
         self._shown = status
-        new = event("change", as_json(difference)) if difference is not None else b""
+        new = event("change", http.as_json(difference)) if difference is not None else b""
         everything = b""
         for stream, has_whole in list(self._streams.items()):
             if not has_whole:
-                everything = everything or event("whole", as_json(status))
+                everything = everything or event("whole", http.as_json(status))
                 self._streams[stream] = True  # before sending, which removes a stream that is closed
                 stream.send(everything)
             elif new:
@@ -371,16 +356,16 @@ class Dashboard:
             stream.send(event("closed", b"{}"))
 
 
-def _value_or_error(value: Any, error: str) -> Response:
-    return json(CONFLICT, {"error": error}) if error else json(OK, {"value": value})
+def _value_or_error(value: Any, error: str) -> http.Response:
+    return http.json(http.CONFLICT, {"error": error}) if error else http.json(http.OK, {"value": value})
 
 
-def _with_headers(response: Response) -> Response:
+def _with_headers(response: http.Response) -> http.Response:
     return msgspec.structs.replace(response, headers={**_HEADERS, **response.headers})
 
 
-def _internal_error(error: Exception) -> Response:
-    return text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
+def _internal_error(error: Exception) -> http.Response:
+    return http.text(http.INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 def _for_people(host: str) -> str:

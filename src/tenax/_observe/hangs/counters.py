@@ -26,8 +26,6 @@ _BUSY_SHARE = 0.03  # of the time
 
 
 class CounterReader:
-    """Reads the counters of one worker and its descendants."""
-
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._descendants: list[int] = []
@@ -54,11 +52,13 @@ class CounterReader:
         if len(alive) <= len(self._descendants):
             self._reads = 0  # a descendant has exited: read the tree next time
         read_bytes, written_bytes, calls, disk_bytes, faults, ticks, count = counters
-        main_calls = sum(_main_calls(pid) for pid in alive)
+        main_calls = sum(sum(_values(_read(f"/proc/{pid}/task/{pid}/io"))[2:4]) for pid in alive)
         seen = (main_calls, len(alive))
         is_still, self._last = seen == self._last, seen
         has_threads = count <= _MAX_THREADS
         threads = self._read_threads(alive) if (is_still or closely) and has_threads else None
+        # Without scheduler statistics of the kernel, all counts are 0 although CPU time was used.
+        has_statistics = threads is None or ticks == 0 or any(thread.runs for thread in threads.values())
         return ProcessCounters(
             read_bytes,
             written_bytes,
@@ -70,7 +70,7 @@ class CounterReader:
             is_stopped,
             threads,
             ticks * _TICK_S,
-            has_threads and (threads is None or not _lacks_statistics(threads, ticks)),
+            has_threads and has_statistics,
         )
 
     def _read_threads(self, pids: list[int]) -> dict[int, Thread] | None:
@@ -116,15 +116,14 @@ def _counters(pid: int) -> tuple[bool, list[int]] | None:
     if state in (b"Z", b"X"):
         return None
     faults, ticks = int(fields[6]) + int(fields[8]), int(fields[10]) + int(fields[11])
-    counts = [int(line.rpartition(b" ")[2]) for line in io.splitlines()]
+    counts = _values(io)
     io_counts = [counts[0], counts[1], counts[2] + counts[3], counts[5]]
     return state in (b"T", b"t"), [*io_counts, faults, ticks, int(fields[16])]
 
 
-def _main_calls(pid: int) -> int:
-    """Return how often the main thread of a process has called ``read`` and ``write``."""
-    lines = _read(f"/proc/{pid}/task/{pid}/io").splitlines()
-    return sum(int(line.rpartition(b" ")[2]) for line in lines[2:4])
+def _values(io: bytes) -> list[int]:
+    """Return the counters of ``/proc/PID/io``: bytes read and written, calls of ``read`` and ``write``, and more."""
+    return [int(line.rpartition(b" ")[2]) for line in io.splitlines()]
 
 
 def _thread_ids(pid: int) -> list[str]:
@@ -140,11 +139,6 @@ def _waits(path: str) -> int | None:
         if line.startswith(b"voluntary_ctxt_switches:"):
             return int(line.rpartition(b"\t")[2])
     return None
-
-
-def _lacks_statistics(threads: dict[int, Thread], ticks: int) -> bool:
-    """Return True if the kernel does not keep scheduler statistics: all counts are 0 although CPU time was used."""
-    return ticks > 0 and not any(thread.runs for thread in threads.values())
 
 
 def _read(path: str) -> bytes:

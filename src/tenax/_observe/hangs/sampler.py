@@ -14,8 +14,9 @@ import os
 from tenax._core import commands, events
 from tenax._core.agent_state import Phase, global_rank
 from tenax._core.hang import HangDetector, Sample, Scopes
-from tenax._core.model import WorkerPhase
+from tenax._core.model import WorkerPhase, truncate_stacks
 from tenax._core.requests import WorkerStacks
+from tenax._io.loop import NO_TIMER
 from tenax._observe.hangs.counters import CounterReader, state_of
 
 TYPE_CHECKING = False
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from tenax._core.model import AgentSettings
     from tenax._core.requests import StacksRequest
     from tenax._io.interfaces import Reply
-    from tenax._io.loop import Loop, Timer
+    from tenax._io.loop import Loop
     from tenax._node.journal import Step
     from tenax._node.worker_logs import WorkerLogs
 
@@ -56,33 +57,28 @@ class Sampler:
         self._detector = HangDetector(settings.hang_after_s, self._interval_s)
         self._state: AgentState | None = None
         self._generation = 0
-        self._timer: Timer | None = None
+        self._timer = NO_TIMER
         self._readers: dict[int, CounterReader] = {}
         self._is_quiet = False  # as last posted
         self._is_broken = False
         self._read_until: dict[int, int] = {}  # by local rank: the end of stacks that were already read
 
     def observe(self, step: Step, state: AgentState) -> None:
-        """Follow a step of the agent machine."""
         self._state = state
         for command in step.commands:
             if isinstance(command, commands.DumpStacks | commands.ReadStacks):
                 self._detector.rebase()  # dumping and reading the stacks changes the counters
         if state.phase is not Phase.RUNNING:
-            self._stop()
-        elif not self._is_broken and (self._timer is None or state.generation != self._generation):
+            self.close()
+        elif not self._is_broken and (self._timer is NO_TIMER or state.generation != self._generation):
             self._begin(state)
 
     def close(self) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
+        self._timer = NO_TIMER
 
     def _begin(self, state: AgentState) -> None:
-        self._stop()
+        self.close()
         now = self._loop.now()
         self._generation = state.generation
         self._readers, self._read_until = {}, {}
@@ -96,7 +92,7 @@ class Sampler:
         try:
             self._take_samples(now)
         except Exception as error:  # an unexpected /proc: training does not depend on sampling
-            self._timer = None
+            self._timer = NO_TIMER
             if self._is_quiet:
                 self._loop.post(events.MovementSeen(self._generation, what="hang detection stopped on a node"))
             self._is_quiet, self._is_broken = False, True
@@ -107,13 +103,9 @@ class Sampler:
     # --- samples ------------------------------------------------------------------------------------------------------
 
     def _take_samples(self, now: float) -> None:
-        if self._state is None:
-            return
         progress, scopes = {each.local_rank: each for each in self._logs.progress()}, self._scopes()
         samples = [
-            self._sample(rank, worker.pid, progress.get(rank), scopes.get(rank))
-            for rank, worker in self._state.workers.items()
-            if worker.phase is WorkerPhase.RUNNING and worker.pid
+            self._sample(rank, pid, progress.get(rank), scopes.get(rank)) for rank, pid in self._running().items()
         ]
         reading = self._detector.look(samples, now)
         if reading.is_quiet == self._is_quiet:
@@ -125,6 +117,11 @@ class Sampler:
         for sample in samples:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))
         self._loop.post(events.QuietSeen(self._generation, reading.since, reading.why, reading.stopped))
+
+    def _running(self) -> dict[int, int]:
+        """Return the pids of the running workers, by local rank."""
+        workers = self._state.workers.values() if self._state is not None else ()
+        return {each.local_rank: each.pid for each in workers if each.phase is WorkerPhase.RUNNING and each.pid}
 
     def _sample(self, rank: int, pid: int, progress: WorkerProgress | None, scopes: Scopes | None) -> Sample:
         reader = self._readers.get(rank)
@@ -147,9 +144,12 @@ class Sampler:
         return stacks_file(error_file) if error_file else ""
 
     def read_stacks(self, command: commands.ReadStacks) -> None:
-        """Post the stacks that the workers have written."""
-        workers = tuple(self._stacks_of(rank) for rank in command.local_ranks)
-        self._loop.post(events.StacksRead(command.generation, command.number, workers))
+        workers = []
+        for rank in command.local_ranks:
+            begin, end = self._read_until.get(rank, 0), _size(self._stacks_file(rank))
+            self._read_until[rank] = end
+            workers.append(self._written_stacks(rank, begin, end))
+        self._loop.post(events.StacksRead(command.generation, command.number, tuple(workers)))
 
     def expect_disturbance(self) -> None:
         """Ignore activity until the next sample."""
@@ -157,38 +157,26 @@ class Sampler:
 
     def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply, note: str = "") -> None:
         """Make the workers write their stacks, and answer with them. A stopped worker would be resumed by that."""
-        running = {
-            rank: worker
-            for rank, worker in (self._state.workers if self._state is not None else {}).items()
-            if worker.phase is WorkerPhase.RUNNING and worker.pid and request.local_rank in (-1, rank)
-        }
-        if self._state is None or not running:
-            reply(None, "this worker does not run now" if request.local_rank >= 0 else "no worker runs here now")
+        state, wanted = self._state, request.local_rank
+        running = {rank: pid for rank, pid in self._running().items() if wanted in (-1, rank)}
+        if state is None or not running:
+            reply(None, "this worker does not run now" if wanted >= 0 else "no worker runs here now")
             return
-        state, begins = self._state, {rank: _size(self._stacks_file(rank)) for rank in running}
+        begins = {rank: _size(self._stacks_file(rank)) for rank in running}
         self._detector.rebase()
-        for rank, worker in running.items():
-            if state_of(worker.pid) not in ("T", "t"):
+        for rank, pid in running.items():
+            if state_of(pid) not in ("T", "t"):
                 dump(rank)
 
         def answer() -> None:
             found = {rank: self._written_stacks(rank, begins[rank], _size(self._stacks_file(rank))) for rank in running}
-            reply(
-                [
-                    WorkerStacks(
-                        global_rank(state, rank), worker.pid, stacks=found[rank].stacks, why=found[rank].why, note=note
-                    )
-                    for rank, worker in running.items()
-                ],
-                "",
-            )
+            stacks = [
+                WorkerStacks(global_rank(state, rank), pid, stacks=found[rank].stacks, why=found[rank].why, note=note)
+                for rank, pid in running.items()
+            ]
+            reply(stacks, "")
 
         self._loop.at(self._loop.now() + state.settings.stacks_s, answer)
-
-    def _stacks_of(self, rank: int) -> events.WorkerStacks:
-        begin = self._read_until.get(rank, 0)
-        self._read_until[rank] = end = _size(self._stacks_file(rank))
-        return self._written_stacks(rank, begin, end)
 
     def _written_stacks(self, rank: int, begin: int, end: int) -> events.WorkerStacks:
         from tenax._core.hang_report import last_dump
@@ -200,10 +188,7 @@ class Sampler:
         stacks = last_dump(_text(path, begin, end)) if end > begin else ""
         if not stacks:
             return events.WorkerStacks(rank, why=self._why_no_stacks(rank))
-        if len(stacks) > _MAX_STACKS:
-            head = _MAX_STACKS // 4
-            stacks = f"{stacks[:head]}\n[...]\n{stacks[head - _MAX_STACKS :]}"
-        return events.WorkerStacks(rank, stacks)
+        return events.WorkerStacks(rank, truncate_stacks(stacks, _MAX_STACKS))
 
     def _why_no_stacks(self, rank: int) -> str:
         worker = self._state.workers.get(rank) if self._state is not None else None

@@ -1,22 +1,155 @@
-"""HealthCheck: the health check server of one run of an agent.
+"""HealthCheck: the health check of one run of an agent. The agent's thread records its liveness, any other judges it.
 
-The agent opens it before the rendezvous and closes it last. A port that cannot be used is rejected before any worker
-starts. A server that raises affects only the health checks, never the run.
+*Alive*: the agent makes progress, whatever its workers do and however long it waits for nodes. An agent that is not
+alive should be killed. *Ready*: the workers of a generation are running, or the run is over.
+
+Every field of the record is replaced as a whole, so there is no lock that a stuck agent could hold. Ages are measured
+on a monotonic clock.
+
+The agent opens the server before the rendezvous and closes it last. A port that cannot be used is rejected before any
+worker starts. A server that raises affects only the health checks, never the run.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tenax._core.agent import AgentState
+import msgspec
+
+from tenax._core.agent import AgentState, Phase
+from tenax._core.model import WorkerPhase
+from tenax._core.text import format_duration, format_seconds
 from tenax._io.interfaces import Cancellable, EventLoop, RequestRefused
-from tenax._observe.health.liveness import AgentLiveness, has_running_workers
+from tenax._io.loop import NO_TIMER
 
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 _MAX_PORT = 65535
 BEAT_EVERY_S = 1.0
 TIMEOUT_S = 60  # as in torch
+_OVER = (Phase.CLOSING, Phase.DONE, Phase.ENDED)
+
+
+class Signs(msgspec.Struct, frozen=True):
+    """A snapshot of the agent's liveness. None: unknown."""
+
+    phase: str = ""
+    generation: int = 0
+    is_ready: bool = False
+    loop_age_s: float | None = None
+    waits_for: str = ""  # what the agent waits for in third-party code, where progress is invisible
+    watchdog_age_s: float | None = None  # since a worker last contacted the watchdog
+    callback_age_s: float | None = None  # of the alive_callback
+    trouble: str = ""  # a reason for being unhealthy, whatever the progress
+
+
+class AgentLiveness:
+    """Records when the agent's loop last ran (``beat``) and what the agent does. The reader judges it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._now = clock
+        self._state = Signs()
+        self._beat_at: float | None = None  # None: no beat is expected now
+        self._waits_for = ""
+        self._watchdog: Callable[[], float | None] | None = None
+
+    def begin(self) -> None:
+        """Reset for a new run."""
+        self._state = Signs("starting")
+        self._beat_at, self._waits_for, self._watchdog = None, "", None
+
+    def beat(self) -> None:
+        """Record that the loop runs. From now on beats are expected."""
+        self._beat_at = self._now()
+        self._waits_for = ""
+
+    def wait_for(self, what: str) -> None:
+        """Expect no beats while the agent waits in third-party code. The next beat ends this."""
+        self._waits_for = what
+        self._beat_at = None
+
+    def note(self, phase: str, generation: int, *, is_ready: bool) -> None:
+        self._state = Signs(phase, generation, is_ready)
+
+    def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
+        """Set a callback for the time, since the epoch, when a worker last contacted the watchdog, or None."""
+        self._watchdog = last_progress
+
+    def last_progress_time(self) -> int:
+        """Return when the loop last ran, in seconds since the epoch. Serves as an ``alive_callback``."""
+        beat_at = self._beat_at
+        return int(time.time() - (0.0 if beat_at is None else self._now() - beat_at))
+
+    def read(self) -> Signs:
+        beat_at, watchdog = self._beat_at, self._watchdog
+        watched_at = None if watchdog is None else watchdog()
+        return msgspec.structs.replace(
+            self._state,
+            loop_age_s=None if beat_at is None else max(0.0, self._now() - beat_at),
+            waits_for=self._waits_for,
+            watchdog_age_s=None if watched_at is None else max(0.0, time.time() - watched_at),
+        )
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+class HealthVerdict(msgspec.Struct, frozen=True):
+    is_good: bool
+    why: str
+
+
+def liveness(signs: Signs, timeout_s: float) -> HealthVerdict:
+    """Check that everything that should make progress has done so within ``timeout_s``."""
+    if signs.trouble:
+        return HealthVerdict(False, signs.trouble)
+    # The watchdog is not judged: it runs in the loop, and its age is that of the workers' progress.
+    for what, age_s in {"the agent": signs.callback_age_s, "the agent's loop": signs.loop_age_s}.items():
+        if age_s is not None and age_s > timeout_s:
+            return HealthVerdict(
+                False, f"{what} has made no progress for {format_duration(age_s)} (limit {format_seconds(timeout_s)})"
+            )
+    return HealthVerdict(True, f"alive, waiting for {signs.waits_for}" if signs.waits_for else "alive")
+
+
+def readiness(signs: Signs, timeout_s: float) -> HealthVerdict:
+    """Check that workers run, or that the run is over."""
+    alive = liveness(signs, timeout_s)
+    if not alive.is_good:
+        return alive
+    if not signs.phase:
+        return HealthVerdict(True, "alive; the state of the workers is unknown")
+    return HealthVerdict(signs.is_ready, f"{'ready' if signs.is_ready else 'not ready'}: {signs.phase}")
+
+
+def details(judged: HealthVerdict, signs: Signs, timeout_s: float) -> dict[str, Any]:
+    """Return the verdict and the snapshot for JSON. Contains no run id or environment: any peer can read it."""
+    return {
+        "ok": judged.is_good,
+        "why": judged.why,
+        "phase": signs.phase,
+        "generation": signs.generation,
+        "ready": readiness(signs, timeout_s).is_good,
+        "seconds_since_loop_progress": _rounded(signs.loop_age_s),
+        "seconds_since_watchdog_progress": _rounded(signs.watchdog_age_s),
+        "timeout_s": timeout_s,
+    }
+
+
+def has_running_workers(state: AgentState) -> bool:
+    """Return True if every worker of a generation has started, or the run is over for this node."""
+    if state.phase in _OVER:
+        return True
+    started = all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
+    return state.phase is Phase.RUNNING and bool(state.workers) and started
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+# --- the check of a run -----------------------------------------------------------------------------------------------
 
 
 class HealthCheck:
@@ -26,7 +159,7 @@ class HealthCheck:
         self._server = server
         self.signs: AgentLiveness = getattr(server, "signs", None) or AgentLiveness()
         self._is_serving = False
-        self._timer: Cancellable | None = None
+        self._timer: Cancellable = NO_TIMER
 
     def open(self, warn: Callable[[str], None], inform: Callable[[str], None] = lambda _: None) -> None:
         """Start the server. Raises RequestRefused if the port cannot be used.
@@ -61,12 +194,7 @@ class HealthCheck:
 
         beat()
 
-    def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
-        """Include the progress that the run's watchdog has seen. Call after ``open``."""
-        self.signs.ask_watchdog(last_progress)
-
     def observe(self, state: AgentState) -> None:
-        """Record a step of the agent."""
         self.signs.note(state.phase.value, state.generation, is_ready=has_running_workers(state))
 
     def turn(self, phase: str, generation: int, *, is_ready: bool, waits_for: str) -> None:
@@ -79,8 +207,7 @@ class HealthCheck:
 
     def close(self, warn: Callable[[str], None]) -> None:
         """Stop the server. ``warn`` is called if it raises."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         if self._is_serving:
             self._is_serving = False
             try:

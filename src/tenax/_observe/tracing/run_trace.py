@@ -43,8 +43,6 @@ _OPEN_TELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """An event of a span."""
-
     name: str
     at: float
     attributes: dict[str, Value]
@@ -79,7 +77,7 @@ class RunTrace:
         make_sender: Callable[[str, str], Any] | None = None,
     ) -> None:
         """``make_sender`` is called with the run id and the address, in the sending thread."""
-        address = _address(spec, env or {})
+        self._address = _address(spec, env or {})
         if make_sender is None:
             _check_installed()
             from tenax._observe.tracing.sender import SpanSender
@@ -88,7 +86,6 @@ class RunTrace:
         self._operators = operators
         self._on_error = on_error
         self._make_sender = make_sender
-        self._address = address
         self._sender: Any = None
         self._has_reported = False
         self._formed = 0  # the last generation whose rendezvous was sent
@@ -170,7 +167,6 @@ class RunTrace:
 
 
 def run_part(status: RunStatus) -> Part:
-    """Return the span of an ended run."""
     goodput = status.goodput
     spent = goodput.spent
     attributes: dict[str, Value] = {
@@ -250,13 +246,16 @@ def _moment(failure: FailureStatus) -> Moment:
 
 
 def trace_id(run_id: str) -> int:
-    """Return the first 128 bits of the SHA-256 of the run id."""
-    return int.from_bytes(sha256(run_id.encode("utf-8", "backslashreplace")).digest()[:16], "big") or 1
+    return _first_bits(run_id, 128)
 
 
 def span_id(run_id: str, path: str) -> int:
-    """Return 64 bits derived from the run id and the span's path."""
-    return int.from_bytes(sha256(f"{run_id}\n{path}".encode("utf-8", "backslashreplace")).digest()[:8], "big") or 1
+    return _first_bits(f"{run_id}\n{path}", 64)
+
+
+def _first_bits(text: str, bits: int) -> int:
+    """Return the first bits of the SHA-256 of a text; an id is never 0."""
+    return int.from_bytes(sha256(text.encode("utf-8", "backslashreplace")).digest()[: bits // 8], "big") or 1
 
 
 def _address(spec: str, env: Mapping[str, str]) -> str:

@@ -32,7 +32,6 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
 
 
 def read_asset(name: str) -> str:
-    """Return a style or script of this package."""
     return (_FOLDER / name).read_text("utf-8")
 
 

@@ -90,7 +90,8 @@ def histogram(seconds: Sequence[float], kind: str, label: str) -> str:
     for column, index in enumerate(shown):
         height = math.ceil(90 * counts[index] / most)
         left = column * width
-        name = _bin_name(index)
+        is_last = index == len(_EDGES_S)
+        name = f"{'&gt;' if is_last else '&#8804;'} {format_duration(_EDGES_S[index - is_last])}"
         middle = f'x="{left + width / 2:.3f}%" text-anchor="middle"'
         if counts[index]:
             parts.append(_rect(left + width * 0.1, width * 0.8, 110 - height, height, kind, f"{name}: {counts[index]}"))
@@ -98,12 +99,6 @@ def histogram(seconds: Sequence[float], kind: str, label: str) -> str:
         parts.append(f'<text class="quiet" {middle} y="127">{name}</text>')
     parts.append('<line x1="0" x2="100%" y1="110.5" y2="110.5" style="stroke:var(--line)"/>')
     return _svg(134, label, "".join(parts))
-
-
-def _bin_name(index: int) -> str:
-    if index == len(_EDGES_S):
-        return f"&gt; {format_duration(_EDGES_S[-1])}"
-    return f"&#8804; {format_duration(_EDGES_S[index])}"
 
 
 def _rect(x: float, width: float, y: float, height: float, kind: str, title: str) -> str:

@@ -25,6 +25,7 @@ _COLOURS = {
 }
 _ROLES = {"first": "first cause", "same": "the same cause", "consequence": "a consequence"}
 _MAX_LANES = 20_000
+_MAX_MARKS = 1000  # of failures, in the lane of the run
 _MAX_ROWS = 500  # of one table
 _MAX_TRACEBACKS = 20
 _MAX_HANGS = 20  # as text; the lanes show all
@@ -33,7 +34,6 @@ _MAX_WORKERS_UNFOLDED = 64
 
 
 def timeline_page(history: RunHistory) -> str:
-    """Return the whole HTML file."""
     origin = ", ".join(each for each in (history.entrypoint, history.folder and f"in {history.folder}") if each)
     parts = [
         f"<h1>Run {html.text(history.run_id)} {html.badge(history.outcome)}</h1>",
@@ -129,7 +129,8 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
     lanes: list[dict[str, Any]] = []
     if history.generations:
         phases = [[kind, t(since), t(until), _doing(kind, number)] for since, until, kind, number in phases_of(history)]
-        lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _failure_text(each)] for each in _causes(history)]})
+        causes = [each for each in history.failures if each.is_own][:_MAX_MARKS]
+        lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _failure_text(each)] for each in causes]})
     if history.hangs:
         spans = [["hung", t(each.since), t(each.until), each.text] for each in history.hangs]
         lanes.append({"n": "no activity", "s": spans})
@@ -155,10 +156,6 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
                 lane["f"] = [[t(each.at), _failure_text(each)] for each in known]
             lanes.append(lane)
     return lanes, False
-
-
-def _causes(history: RunHistory) -> list[FailureStatus]:
-    return [each for each in history.failures if each.is_own][:1000]
 
 
 def _failure_text(failure: FailureStatus) -> str:

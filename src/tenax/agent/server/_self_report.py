@@ -118,7 +118,7 @@ class SelfReport:
 
     def _record_end_of_agent(self, result: RunResult) -> None:
         if result.is_failed():
-            from tenax._failures.child_failed import by_cause
+            from tenax._failures.process_failure import by_cause
 
             first = min(result.failures.values(), key=by_cause, default=None)
             why = "" if first is None else str(first.message)

@@ -321,7 +321,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         for env in envs.values():
             env.update({TORCHELASTIC_TIMER_FILE: pipe.path, **stacks_env()})
         if self._health is not None:
-            self._health.ask_watchdog(pipe.last_progress_time)
+            self._health.signs.ask_watchdog(pipe.last_progress_time)
         return pipe
 
     def _report_health(self, waits_for: str = "") -> None:

@@ -12,18 +12,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tenax._failures.child_failed import ChildFailedError
-    from tenax._failures.process_failure import ProcessFailure
+    from tenax._failures.process_failure import ChildFailedError, ProcessFailure
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
 
 
-_HOMES = {"ChildFailedError": "child_failed", "ProcessFailure": "process_failure"}
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in ("ChildFailedError", "ProcessFailure"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from tenax._failures import process_failure
 
-    return getattr(import_module(f"tenax._failures.{_HOMES[name]}"), name)
+    return getattr(process_failure, name)
