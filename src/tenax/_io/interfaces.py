@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 
 class Watchable(Protocol):
-    """Something with a descriptor that a loop can watch. A subclass that only reads needs just the first two."""
+    """Something with a descriptor that a loop can watch. A subclass that only reads needs just the first two.
+
+    One that does not always read also has a property ``wants_to_read``.
+    """
 
     def fileno(self) -> int: ...
 
