@@ -132,7 +132,7 @@ def taken_port(addresses: list[str], ports: tuple[int, ...]) -> int:
     return 0
 
 
-class MemberAddress:
+class MemberAddress(msgspec.Struct, eq=False):
     """Finds out which of the control hosts is this host.
 
     Calls once, from the loop: ``found`` with the host and the addresses to listen at, or ``nowhere``. Names are
@@ -140,24 +140,19 @@ class MemberAddress:
     compared. A name that cannot be resolved yet is retried by a timer for a while, because no event announces it.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        hosts: tuple[ControlHost, ...],
-        found: Callable[[ControlHost, list[str]], None],
-        nowhere: Callable[[], None],
-    ) -> None:
-        self._loop = loop
-        self._hosts = hosts
-        self._found = found
-        self._nowhere = nowhere
-        self._until = loop.now() + _RESOLVE_PATIENCE_S
-        self._lookups: list[Lookup] = []
-        self._timer: Cancellable = NO_TIMER
-        self._answers: dict[str, list[Address] | None] = {}
+    _loop: EventLoop
+    _hosts: tuple[ControlHost, ...]
+    _found: Callable[[ControlHost, list[str]], None]
+    _nowhere: Callable[[], None]
+    _until: float = 0.0
+    _lookups: list[Lookup] = []
+    _timer: Cancellable = NO_TIMER
+    _answers: dict[str, list[Address] | None] = {}
 
     def start(self) -> None:
-        self._timer = self._loop.at(self._loop.now(), self._resolve)
+        now = self._loop.now()
+        self._until = now + _RESOLVE_PATIENCE_S
+        self._timer = self._loop.at(now, self._resolve)
 
     def _resolve(self) -> None:
         self._answers.clear()

@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     import ssl
 
     from tenax._io.endpoint import Address
+    from tenax._io.etcd.attempt import Exchange
     from tenax._io.interfaces import EventLoop
     from tenax._io.tls import TlsFailure, TlsStream
 
@@ -33,22 +33,21 @@ _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_COUNT = 2, 1, 3
 _USER_TIMEOUT_MS = 5000
 
 
-class EtcdEndpoint:
+class EtcdEndpoint(msgspec.Struct, eq=False):
     """One of the endpoints that the user gave. A host name may resolve to several addresses; they take turns."""
 
-    def __init__(self, index: int, text: str) -> None:
-        self.index = index
-        self.name = text
-        self.target = Endpoint.parse(text)
-        self._failures = 0
+    index: int
+    name: str
+    failures: int = 0
+
+    @property
+    def target(self) -> Endpoint:
+        return Endpoint.parse(self.name)
 
     def in_order(self, addresses: list[Address]) -> list[Address]:
         """Return the addresses, starting with one that did not fail last."""
-        first = self._failures % len(addresses)
+        first = self.failures % len(addresses)
         return addresses[first:] + addresses[:first]
-
-    def address_failed(self) -> None:
-        self._failures += 1
 
 
 class Breakage(msgspec.Struct, frozen=True):
@@ -58,52 +57,41 @@ class Breakage(msgspec.Struct, frozen=True):
     is_about_tls: bool = False
 
 
-class ConnectionUser(Protocol):
-    """Receives what happens to a connection."""
-
-    def on_open(self, connection: HttpConnection) -> None: ...
-
-    def on_part(self, connection: HttpConnection, part: Part) -> None: ...
-
-    def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None: ...
-
-
-class HttpConnection:
+class HttpConnection(msgspec.Struct, eq=False):
     """One connection."""
 
-    def __init__(
-        self, loop: EventLoop, endpoint: EtcdEndpoint, user: ConnectionUser, tls: ssl.SSLContext | None
-    ) -> None:
-        self.endpoint = endpoint
-        self.user: ConnectionUser | None = user  # None while it is idle
-        self.is_open = False
-        self.answered = 0  # completed exchanges
-        self.idle_since = 0.0
-        self._loop = loop
-        self._context = tls
-        self._lookup = Lookup(
-            loop, endpoint.target, self._connect, lambda why: self._break(f"host name lookup failed: {why}")
-        )
-        self._connecting: ConnectAttempt | None = None
-        self._sock: socket.socket | None = None
-        self._unsent = bytearray()
-        self._reader: ResponseReader | None = None
-        self._tls: TlsStream | None = None
-        self._is_closed = False
+    _loop: EventLoop
+    endpoint: EtcdEndpoint
+    user: Exchange | None  # None while it is idle
+    _context: ssl.SSLContext | None
+    is_open: bool = False
+    answered: int = 0  # completed exchanges
+    idle_since: float = 0.0
+    _lookup: Lookup | None = None
+    _connecting: ConnectAttempt | None = None
+    _sock: socket.socket | None = None
+    _unsent: bytearray = msgspec.field(default_factory=bytearray)
+    _reader: ResponseReader | None = None
+    _tls: TlsStream | None = None
+    _is_closed: bool = False
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
+        def failed(why: str) -> None:
+            self._break(f"host name lookup failed: {why}")
+
+        self._lookup = Lookup(self._loop, self.endpoint.target, self._connect, failed)
         self._lookup.start()
 
     def _connect(self, addresses: list[Address]) -> None:
-        in_order = self.endpoint.in_order(addresses)
-        self._connecting = ConnectAttempt(self._loop, in_order, self._connected, self._not_connected)
+        addresses = self.endpoint.in_order(addresses)
+        self._connecting = ConnectAttempt(self._loop, addresses, self._connected, self._not_connected)
         self._connecting.start()
 
     def _not_connected(self, errors: list[int]) -> None:
         self._connecting = None
-        self.endpoint.address_failed()
+        self.endpoint.failures += 1
         self._break(os.strerror(errors[-1]).lower())
 
     def _connected(self, sock: socket.socket) -> None:
@@ -122,7 +110,7 @@ class HttpConnection:
     def _opened(self) -> None:
         self.is_open = True
         if self.user is not None:
-            self.user.on_open(self)
+            self.user.on_open()
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -135,10 +123,6 @@ class HttpConnection:
     @property
     def local_address(self) -> str:
         return "" if self._sock is None else str(self._sock.getsockname()[0])
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     def has_ended(self) -> bool:
         """Return True if the peer has closed the connection and the loop has not noticed yet."""
@@ -227,7 +211,7 @@ class HttpConnection:
                 self._reader = None
                 self.answered += 1
             if self.user is not None:
-                self.user.on_part(self, part)
+                self.user.on_part(part)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +243,7 @@ class HttpConnection:
         if not self._is_closed:
             self.close()
             if self.user is not None:
-                self.user.on_broken(self, Breakage(message, is_about_tls))
+                self.user.on_broken(Breakage(message, is_about_tls))
 
     def close(self) -> None:
         """Close without a callback."""
@@ -267,9 +251,10 @@ class HttpConnection:
             return
         self._is_closed = True
         self.is_open = False
-        self._lookup.close()
+        if self._lookup is not None:
+            self._lookup.close()
         if self._connecting is not None:
-            self.endpoint.address_failed()
+            self.endpoint.failures += 1
             self._connecting.close()
             self._connecting = None
         if self._sock is not None:

@@ -9,7 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
-    from tenax._io.etcd.http_connection import ConnectionUser, EtcdEndpoint
+    from tenax._io.etcd.attempt import Exchange
+    from tenax._io.etcd.http_connection import EtcdEndpoint
     from tenax._io.interfaces import EventLoop
     from tenax._io.tls import TlsFiles
 
@@ -27,7 +28,7 @@ class Pool:
         self._idle: dict[int, list[HttpConnection]] = {}
         self._used: set[HttpConnection] = set()
 
-    def take(self, endpoint: EtcdEndpoint, user: ConnectionUser, *, is_new: bool = False) -> HttpConnection:
+    def take(self, endpoint: EtcdEndpoint, user: Exchange, *, is_new: bool = False) -> HttpConnection:
         """Return an idle connection, or a new one that calls ``on_open`` later. Raises EtcdRefused (bad TLS files)."""
         idle = [] if is_new else self._idle.get(endpoint.index, [])
         oldest = self._loop.now() - _MAX_IDLE_S
