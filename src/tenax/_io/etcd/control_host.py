@@ -64,15 +64,8 @@ class ControlHost(msgspec.Struct, frozen=True):
 
 def split_names(endpoint_text: str) -> tuple[str, ...]:
     """Return the unique names in ``n0,n1,n2`` or ``http://n0:2379,http://n1:2379``."""
-    names: dict[str, None] = {}
-    for text in endpoint_text.split(","):
-        name = text.strip()
-        for scheme in ("http://", "https://"):
-            name = name.removeprefix(scheme)
-        name = name.removesuffix("/")
-        if name:
-            names[name] = None
-    return tuple(names)
+    texts = (text.strip().removeprefix("http://").removeprefix("https://") for text in endpoint_text.split(","))
+    return tuple(dict.fromkeys(filter(None, (text.removesuffix("/") for text in texts))))
 
 
 def control_hosts(names: tuple[str, ...], default_port: int, *, is_tls: bool) -> tuple[ControlHost, ...]:
@@ -236,11 +229,7 @@ def first_cluster(hosts: Iterable[ControlHost]) -> dict[str, str]:
 def present_cluster(members: Iterable[Member], hosts: Iterable[ControlHost]) -> dict[str, str]:
     """Return the current members. A member that has not started yet has no name; its URL identifies it."""
     names = {host.peer_url: host.name for host in hosts}
-    cluster = {}
-    for member in members:
-        for url in member.peer_urls:
-            cluster[names.get(url) or member.name or f"{member.id:x}"] = url
-    return cluster
+    return {names.get(url) or member.name or f"{member.id:x}": url for member in members for url in member.peer_urls}
 
 
 def _tls_flags(tls: TlsFiles) -> list[str]:

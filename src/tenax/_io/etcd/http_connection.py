@@ -168,7 +168,9 @@ class HttpConnection(msgspec.Struct, eq=False):
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self._lost(error)
+                is_closed = error.errno in (errno.ECONNRESET, errno.EPIPE)
+                why = f"connection failed: {error.strerror or error}".lower()
+                self._break("connection closed" if is_closed else why)
                 return
             if not data:
                 self._peer_closed()
@@ -232,12 +234,6 @@ class HttpConnection(msgspec.Struct, eq=False):
                 self._break(f"invalid response: {error}")
                 return
         self._break("connection closed")
-
-    def _lost(self, error: OSError) -> None:
-        if error.errno in (errno.ECONNRESET, errno.EPIPE):
-            self._break("connection closed")
-        else:
-            self._break(f"connection failed: {error.strerror or error}".lower())
 
     def _break(self, message: str, is_about_tls: bool = False) -> None:
         if not self._is_closed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.etcd.http_connection import HttpConnection
 
@@ -18,15 +20,14 @@ _MAX_IDLE = 8  # per endpoint
 _MAX_IDLE_S = 30.0  # a NAT or firewall may have dropped an older connection
 
 
-class Pool:
+class Pool(msgspec.Struct, eq=False):
     """Owns the idle connections, and tracks those in use to close them at the end."""
 
-    def __init__(self, loop: EventLoop, tls: TlsFiles | None) -> None:
-        self._loop = loop
-        self._files = tls
-        self._context: ssl.SSLContext | None = None
-        self._idle: dict[int, list[HttpConnection]] = {}
-        self._used: set[HttpConnection] = set()
+    _loop: EventLoop
+    _files: TlsFiles | None
+    _context: ssl.SSLContext | None = None
+    _idle: dict[int, list[HttpConnection]] = {}
+    _used: set[HttpConnection] = set()
 
     def take(self, endpoint: EtcdEndpoint, user: Exchange, *, is_new: bool = False) -> HttpConnection:
         """Return an idle connection, or a new one that calls ``on_open`` later. Raises EtcdRefused (bad TLS files)."""
@@ -36,12 +37,12 @@ class Pool:
             connection = idle.pop()
             if connection.idle_since >= oldest and not connection.has_ended():
                 connection.user = user
-                self._used.add(connection)
-                return connection
+                break
             connection.close()
-        connection = HttpConnection(self._loop, endpoint, user, self._tls())
+        else:
+            connection = HttpConnection(self._loop, endpoint, user, self._tls())
+            connection.open()
         self._used.add(connection)
-        connection.open()
         return connection
 
     @property
