@@ -20,12 +20,8 @@ class UnknownHandler(ValueError):
 
 def parse_names(text: str) -> list[tuple[str, str]]:
     """Parse ``"console,jsonl:x"`` into ``[("console", ""), ("jsonl", "x")]``. Empty parts are skipped."""
-    found = []
-    for part in text.split(","):
-        name, _, argument = part.strip().partition(":")
-        if name:
-            found.append((name, argument))
-    return found
+    parts = (part.strip().partition(":") for part in text.split(","))
+    return [(name, argument) for name, _, argument in parts if name]
 
 
 def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, method: str) -> list[Any]:
@@ -36,9 +32,8 @@ def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, 
     handlers: list[Any] = []
     try:
         for name, argument in parse_names(text):
-            handler = _make_handler(name, argument, kind, own, group)
-            _check_method(handler, name, kind, method)
-            handlers.append(handler)
+            handlers.append(_make_handler(name, argument, kind, own, group))
+            _check_method(handlers[-1], name, kind, method)
     except BaseException as error:
         close_errors = close_all(handlers)
         if close_errors and isinstance(error, UnknownHandler):
@@ -150,5 +145,4 @@ def _factory(name: str, kind: str, own: Mapping[str, Factory], group: str) -> Fa
 
 
 def _format_error(error: Exception) -> str:
-    """Return the error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -149,7 +149,6 @@ class CompatFinder:
         self._add_module(torch)
 
     def _find_elsewhere(self, name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
-        """Return the spec that the other finders return."""
         for finder in sys.meta_path:
             find_spec = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find_spec(name, path) if find_spec is not None else None

@@ -168,7 +168,6 @@ class GPUHealthCheck(PynvmlMixin):
 
 
 def _judge(index: int, action: int) -> GpuHealth:
-    """Return the health for the driver's number of a recovery action."""
     if action == _NONE:
         return GpuHealth(index, True)
     name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver requests the recovery action {action}"))

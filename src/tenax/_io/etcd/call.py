@@ -175,5 +175,4 @@ class EtcdCall(msgspec.Struct, eq=False):
 
 
 def format_troubles(troubles: dict[str, str]) -> str:
-    """Return the failures by endpoint as text."""
     return "; ".join(f"{name}: {trouble}" for name, trouble in troubles.items())

@@ -13,8 +13,7 @@ import msgspec
 from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Authenticate, AuthenticateAnswer
 from tenax._io.etcd.call import EtcdCall, format_troubles
-from tenax._io.etcd.http_connection import EtcdEndpoint
-from tenax._io.etcd.pool import Pool
+from tenax._io.etcd.http_connection import EtcdEndpoint, Pool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

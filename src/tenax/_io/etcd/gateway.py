@@ -115,8 +115,6 @@ def has_side_effects(operation: Operation[Any]) -> bool:
 
 
 class _Response(msgspec.Struct):
-    """One response within a transaction."""
-
     response_range: RangeAnswer | None = None
     response_put: PutAnswer | None = None
     response_delete_range: DeleteAnswer | None = None

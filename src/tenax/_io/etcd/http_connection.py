@@ -1,7 +1,7 @@
-"""A non-blocking HTTP connection to one endpoint: resolve, connect, TLS handshake, then one exchange after the other.
+"""A non-blocking HTTP connection to one endpoint, and the pool of idle ones.
 
-Watched by the loop. It has one user at a time. It calls the user when it is open, for each part of the response, and
-once when it breaks; never within a call of the user.
+It resolves, connects, does the TLS handshake, then one exchange after the other. It has one user at a time. It calls
+the user when it is open, for each part of the response, and once when it breaks; never within a call of the user.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
+from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Endpoint, Lookup
 from tenax._io.etcd.http_response import End, HttpError, Part, ResponseReader
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from tenax._io.endpoint import Address
     from tenax._io.etcd.attempt import Exchange
     from tenax._io.interfaces import EventLoop
-    from tenax._io.tls import TlsFailure, TlsStream
+    from tenax._io.tls import TlsFailure, TlsFiles, TlsStream
 
 _READ_BYTES = 256 << 10
 # A host that vanished sends nothing: TCP keep-alive and the user timeout end such connections.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_COUNT = 2, 1, 3
 _USER_TIMEOUT_MS = 5000
+_MAX_IDLE = 8  # per endpoint
+_MAX_IDLE_S = 30.0  # a NAT or firewall may have dropped an older connection
 
 
 class EtcdEndpoint(msgspec.Struct, eq=False):
@@ -58,8 +61,6 @@ class Breakage(msgspec.Struct, frozen=True):
 
 
 class HttpConnection(msgspec.Struct, eq=False):
-    """One connection."""
-
     _loop: EventLoop
     endpoint: EtcdEndpoint
     user: Exchange | None  # None while it is idle
@@ -257,6 +258,75 @@ class HttpConnection(msgspec.Struct, eq=False):
             self._loop.unwatch(self)
             self._sock.close()  # no shutdown: a forked child closes its copy while the parent uses the connection
             self._sock = None
+
+
+class Pool(msgspec.Struct, eq=False):
+    """Owns the idle connections, and tracks those in use to close them at the end."""
+
+    _loop: EventLoop
+    _files: TlsFiles | None
+    _context: ssl.SSLContext | None = None
+    _idle: dict[int, list[HttpConnection]] = {}
+    _used: set[HttpConnection] = set()
+
+    def take(self, endpoint: EtcdEndpoint, user: Exchange, *, is_new: bool = False) -> HttpConnection:
+        """Return an idle connection, or a new one that calls ``on_open`` later. Raises EtcdRefused (bad TLS files)."""
+        idle = [] if is_new else self._idle.get(endpoint.index, [])
+        oldest = self._loop.now() - _MAX_IDLE_S
+        while idle:
+            connection = idle.pop()
+            if connection.idle_since >= oldest and not connection.has_ended():
+                connection.user = user
+                break
+            connection.close()
+        else:
+            connection = HttpConnection(self._loop, endpoint, user, self._tls())
+            connection.open()
+        self._used.add(connection)
+        return connection
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self._files is not None
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._files is not None and self._context is None:
+            try:
+                self._context = self._files.for_client()
+            except ValueError as error:
+                raise EtcdRefused(str(error)) from error
+        return self._context
+
+    def read_files_again(self) -> None:
+        """Reload the TLS files for the next connection: they may have been renewed since a handshake failed."""
+        self._context = None
+
+    def give_back(self, connection: HttpConnection) -> None:
+        self._used.discard(connection)
+        idle = self._idle.setdefault(connection.endpoint.index, [])
+        if len(idle) >= _MAX_IDLE:
+            connection.close()
+            return
+        connection.user = None
+        connection.idle_since = self._loop.now()
+        idle.append(connection)
+
+    def drop(self, connection: HttpConnection) -> None:
+        """Close a connection that was in use."""
+        self._used.discard(connection)
+        connection.close()
+
+    def forget(self, endpoint: EtcdEndpoint) -> None:
+        """Close the idle connections of an endpoint that does not answer."""
+        for connection in self._idle.pop(endpoint.index, []):
+            connection.close()
+
+    def close(self) -> None:
+        for connections in (*self._idle.values(), list(self._used)):
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+        self._used.clear()
 
 
 def _tune(sock: socket.socket) -> None:

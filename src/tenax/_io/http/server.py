@@ -6,8 +6,8 @@ of the peer address that has the most of them. So idle connections of one peer d
 probe that sends its request at once is answered. Connecting and disconnecting without a request, as TCP probes do, is
 not an error.
 
-A response may be produced later (``DeferredResponse``) or have no end (``Stream``). Both have a maximum number below
-that of connections. A stream stays open as long as its client reads.
+A response may be produced later (``DeferredResponse``) or have no end (``Stream``). Neither blocks the server, and both
+have a maximum number below that of connections. A stream stays open as long as its client reads.
 """
 
 from __future__ import annotations
@@ -33,16 +33,13 @@ from tenax._io.http.message import (
     render_head,
     text,
 )
-from tenax._io.http.pending import DeferredResponse, Stream
 from tenax._io.http.request_reader import RequestReader
 from tenax._io.interfaces import Watchable
 from tenax._io.loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Answer = Response | DeferredResponse | Stream
+    from collections.abc import Callable, Mapping
 
 _READ_BYTES = 1 << 14
 _MAX_DISCARDED = 1 << 18
@@ -50,11 +47,10 @@ _MAX_ACCEPTS = 64
 _ACCEPT_PAUSE_S = 1.0  # after accept failed because the system is out of resources
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _STOP_S = 2.0  # a third-party handler may hang; the thread is a daemon
+_HEARTBEAT = b":\n\n"  # a comment; it lets each side detect that the other is gone
 
 
 class ClientLimits(msgspec.Struct, frozen=True):
-    """The limits for clients."""
-
     connections: int = 64
     request_s: float = 5.0  # from the connect to the end of the request
     response_s: float = 5.0  # from the response to the end of the connection
@@ -65,23 +61,92 @@ class ClientLimits(msgspec.Struct, frozen=True):
     heartbeat_s: float = 15.0  # the longest silence on a stream
 
 
-class _Connection(Watchable):
+class DeferredResponse:
+    """Returned instead of a response. ``respond`` may be called from any thread; the first response counts.
+
+    Without one the client gets an error response after ``within_s``.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self._lock = threading.Lock()
+        self._response: Response | None = None
+        self._deliver: Callable[[Response], None] | None = None
+
+    def respond(self, response: Response) -> None:
+        with self._lock:
+            if self._response is not None:
+                return
+            self._response, deliver = response, self._deliver
+        if deliver is not None:
+            deliver(response)
+
+    def deliver_to(self, deliver: Callable[[Response], None]) -> None:
+        """Set the receiver, for the server. A response that was set before is delivered at once."""
+        with self._lock:
+            self._deliver, response = deliver, self._response
+        if response is not None:
+            deliver(response)
+
+
+class Stream(msgspec.Struct, eq=False):
+    """Returned instead of a response: one without an end, for pages that update themselves (server-sent events).
+
+    Its methods are called in the server's thread. Data that the client does not read is buffered up to a limit; a
+    client that stops reading is disconnected. ``on_end`` is called once, whichever side ends the stream.
+    """
+
+    on_end: Callable[[Stream], None] = lambda _: None
+    headers: Mapping[str, str] = {}
+    heartbeat: bytes = _HEARTBEAT
+    _early: bytes = b""  # data from before ``open``
+    _send: Callable[[bytes], None] | None = None
+    _close: Callable[[], None] | None = None
+
+    def send(self, data: bytes) -> None:
+        """Send ``data``, buffered until the client reads it. Does nothing once the client is gone."""
+        if self._send is None:
+            self._early += data
+        else:
+            self._send(data)
+
+    def end(self) -> None:
+        """Close the connection and discard unsent data."""
+        if self._close is not None:
+            self._close()
+
+    def open(self, send: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        """Attach the connection, for the server."""
+        self._send, self._close = send, close
+        if self._early:
+            data, self._early = self._early, b""
+            send(data)
+
+
+def event(kind: str, data: bytes) -> bytes:
+    """Return one server-sent event. ``data`` is one line."""
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+Answer = Response | DeferredResponse | Stream
+
+
+class _Connection(msgspec.Struct, eq=False):
     """One client. ``advance`` is called when its socket is ready."""
 
-    def __init__(self, sock: socket.socket, peer: str, until: float, advance: Callable[[_Connection], None]) -> None:
-        self.sock = sock
-        self.peer = peer  # its address without the port; empty for a Unix socket
-        self.until: float | None = until  # None: no deadline
-        self.reader: RequestReader | None = None  # None until the first byte arrives
-        self.outgoing = bytearray()
-        self.has_request = False
-        self.sends_body = True  # False after a HEAD request
-        self.is_answered = False  # the response is sent; input is discarded until the client closes
-        self.discarded = 0  # bytes
-        self.deferred: DeferredResponse | None = None  # the pending deferred response
-        self.stream: Stream | None = None
-        self.heartbeat_at = 0.0
-        self._advance = advance
+    sock: socket.socket
+    peer: str  # its address without the port; empty for a Unix socket
+    until: float | None  # None: no deadline
+    advance: Callable[[_Connection], None]
+    reader: RequestReader | None = None  # None until the first byte arrives
+    outgoing: bytearray = msgspec.field(default_factory=bytearray)
+    has_request: bool = False
+    sends_body: bool = True  # False after a HEAD request
+    is_answered: bool = False  # the response is sent; input is discarded until the client closes
+    discarded: int = 0  # bytes
+    deferred: DeferredResponse | None = None  # the pending deferred response
+    stream: Stream | None = None
+    heartbeat_at: float = 0.0
 
     @property
     def is_attached(self) -> bool:
@@ -100,10 +165,10 @@ class _Connection(Watchable):
         return bool(self.outgoing)
 
     def on_readable(self) -> None:
-        self._advance(self)
+        self.advance(self)
 
     def on_writable(self) -> None:
-        self._advance(self)
+        self.advance(self)
 
 
 class HttpServer(Watchable):

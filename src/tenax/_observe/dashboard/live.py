@@ -45,8 +45,7 @@ from tenax._io.http.message import (
     json,
     text,
 )
-from tenax._io.http.pending import DeferredResponse, Stream, event
-from tenax._io.http.server import ClientLimits, HttpServer
+from tenax._io.http.server import ClientLimits, DeferredResponse, HttpServer, Stream, event
 from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
 from tenax._io.listen import listen
 from tenax._observe.dashboard.feed import change
