@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         Processes,
         RecordRun,
         Reply,
-        ScopeWatch,
     )
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from tenax._node.journal import Journal
     from tenax._node.run_journal import RunJournal
     from tenax._node.worker_channel import WorkerChannel
+    from tenax.timer._watchdog_pipe import WatchdogPipe
 
 
 _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
@@ -114,7 +114,7 @@ class Supervisor:
         logs: Logs,
         journal: Journal,
         policy: RestartPolicy | None = None,
-        scopes: ScopeWatch | None = None,
+        scopes: WatchdogPipe | None = None,
         log_dir: str = "",
         has_control_socket: bool = False,
         has_survivors: bool = False,

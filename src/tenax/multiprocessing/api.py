@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentMachine
     from tenax._core.commands import StartWorkers
     from tenax._core.model import Verdict
-    from tenax._io.interfaces import Launch, ScopeWatch
+    from tenax._io.interfaces import Launch
     from tenax._node.workers import Placements
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
+    from tenax.timer._watchdog_pipe import WatchdogPipe
 
 __all__ = [
     "DefaultLogsSpecs",
@@ -143,7 +144,7 @@ class PContext(ABC):
             show_messages=False,
         )
         self.grace_s = _DEFAULT_GRACE_S  # grace period of the others when one fails
-        self.scopes: ScopeWatch | None = None  # None: scopes are not watched
+        self.scopes: WatchdogPipe | None = None  # None: scopes are not watched
         self._loop: Loop | None = None
         self._numa_options: NumaOptions | None = None
         self._machine: AgentMachine | None = None
@@ -438,7 +439,7 @@ def start_processes(
     duplicate_stderr_filters: list[str] | None = None,
     *,
     grace_s: float = _DEFAULT_GRACE_S,
-    scopes: ScopeWatch | None = None,
+    scopes: WatchdogPipe | None = None,
 ) -> PContext:
     """Start one process per entry of ``args`` and ``envs`` (keys 0 to n-1): a program if ``entrypoint`` is a string.
 

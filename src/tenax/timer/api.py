@@ -125,7 +125,7 @@ def signal_worker(pid: int, number: int) -> bool:
     return True
 
 
-class WatchdogThread(ABC):
+class WatchdogThread:
     """Checks timers in a thread until it is stopped.
 
     ``max_interval``: the maximum wait for a request between two checks of the timers. ``daemon``: whether the program
@@ -167,12 +167,12 @@ class WatchdogThread(ABC):
                 # One bad request must not end the watching of all processes.
                 logger.exception("%s could not check its timers", type(self).__name__)
 
-    @abstractmethod
     def _run_watchdog(self) -> None:
         """Wait for requests until the next timer expires, and reap the workers whose timers have."""
+        raise NotImplementedError
 
 
-class TimerServer(WatchdogThread):
+class TimerServer(WatchdogThread, ABC):
     """Watches timers in a thread and reaps the workers whose timers expire.
 
     ``max_interval``: the maximum wait for a request between two checks of the timers. ``daemon``: whether the program

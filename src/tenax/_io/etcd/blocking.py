@@ -11,6 +11,8 @@ import os
 from threading import Condition
 from typing import Generic, TypeVar
 
+import msgspec
+
 from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.client import PATIENCE_S, EtcdClient
 from tenax._io.etcd.subscription import Subscription
@@ -127,15 +129,14 @@ class BlockingEtcd:
             condition.notify_all()
 
 
-class _Result(Generic[A]):
+class _Result(msgspec.Struct, Generic[A], eq=False):
     """The result of one operation of a waiting thread."""
 
-    def __init__(self, condition: Condition) -> None:
-        self._condition = condition
-        self._answer: A | None = None
-        self._error: EtcdError | None = None
-        self.is_done = False
-        self.on_cancel: Callable[[], None] | None = None
+    _condition: Condition
+    _answer: A | None = None
+    _error: EtcdError | None = None
+    is_done: bool = False
+    on_cancel: Callable[[], None] | None = None
 
     def succeed(self, answer: A) -> None:
         self._answer = answer

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
@@ -303,8 +304,16 @@ _MEANINGS: tuple[tuple[FaultKind, re.Pattern[str]], ...] = (
 _CERTAINLY_NOT_DONE = re.compile(
     r"too many requests|no leader$|not enough started members|in sync with leader|unhealthy cluster", re.I
 )
-# gRPC codes: invalid argument, not found, already exists, failed precondition, out of range, unimplemented.
-_REJECTING_CODES = frozenset((3, 5, 6, 9, 11, 12))
+_CODES: dict[str, tuple[int, FaultKind]] = {
+    "InvalidArgument": (3, "rejected"),
+    "NotFound": (5, "rejected"),
+    "AlreadyExists": (6, "rejected"),
+    "PermissionDenied": (7, "refused"),
+    "FailedPrecondition": (9, "rejected"),
+    "OutOfRange": (11, "rejected"),
+    "Unimplemented": (12, "rejected"),
+    "Unauthenticated": (16, "token"),
+}
 _OF_STATUS: dict[int, FaultKind] = {401: "token", 403: "refused", 407: "refused", 408: "again", 429: "again"}
 
 
@@ -329,27 +338,10 @@ def judge(code: int, text: str) -> Fault:
     wrapping = _WRAPPING.match(text)
     message = (text[wrapping.end() :] if wrapping else text) or f"unknown error (code {code})"
     if code == 0 and (named := re.search(r"code = (\w+)", text)):
-        code = _CODES.get(named[1], 0)
-    is_certain = _CERTAINLY_NOT_DONE.search(message) is not None
-    if known := next((kind for kind, pattern in _MEANINGS if pattern.search(message)), None):
-        return Fault(known, message, is_certain)
-    if code == 16:
-        return Fault("token", message)
-    if code == 7:
-        return Fault("refused", message)
-    return Fault("rejected" if code in _REJECTING_CODES else "again", message, is_certain)
-
-
-_CODES = {
-    "InvalidArgument": 3,
-    "NotFound": 5,
-    "AlreadyExists": 6,
-    "PermissionDenied": 7,
-    "FailedPrecondition": 9,
-    "OutOfRange": 11,
-    "Unimplemented": 12,
-    "Unauthenticated": 16,
-}
+        code = _CODES.get(named[1], (0, "again"))[0]
+    by_text: Iterator[FaultKind] = (kind for kind, pattern in _MEANINGS if pattern.search(message))
+    kind = next(by_text, dict(_CODES.values()).get(code, "again"))
+    return Fault(kind, message, is_certain=_CERTAINLY_NOT_DONE.search(message) is not None)
 
 
 def _fault_from_status(status: int, body: bytes) -> Fault:
