@@ -126,11 +126,7 @@ def signal_worker(pid: int, number: int) -> bool:
 
 
 class WatchdogThread:
-    """Checks timers in a thread until it is stopped.
-
-    ``max_interval``: the maximum wait for a request between two checks of the timers. ``daemon``: whether the program
-    may exit while the thread runs.
-    """
+    """Checks timers in a thread until it is stopped. For its arguments see ``TimerServer``."""
 
     def __init__(self, max_interval: float, daemon: bool) -> None:
         self._max_interval = max_interval

@@ -59,9 +59,6 @@ class EtcdCall(msgspec.Struct, eq=False):
     _timer: Cancellable = NO_TIMER
     _is_over: bool = False
 
-    def __post_init__(self) -> None:
-        self.sent_at = self.begun_at
-
     @property
     def _until(self) -> float:
         return self.begun_at + self._patience_s
