@@ -85,7 +85,7 @@ class BackgroundQueue(msgspec.Struct, eq=False):
                 self._waiting.clear()
                 self._call_began_at = None  # counted as missed even if the call still returns
                 self.dropped += missed
-                self._ended_late = not self._has_ended and not missed
+                self._ended_late = self.end is not None and not self._has_ended and not missed
         return self._losses()
 
     def _run(self) -> None:
@@ -101,7 +101,7 @@ class BackgroundQueue(msgspec.Struct, eq=False):
                 self._call_began_at = None
         if self.end is not None:
             self._call(self.end)
-        self._has_ended = True
+            self._has_ended = True
 
     def _call(self, handler: Callable[..., object], *items: Any) -> None:
         try:

@@ -32,8 +32,9 @@ def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, 
     handlers: list[Any] = []
     try:
         for name, argument in parse_names(text):
-            handlers.append(_make_handler(name, argument, kind, own, group))
-            _check_method(handlers[-1], name, kind, method)
+            handler = _make_handler(name, argument, kind, own, group)
+            _check_method(handler, name, kind, method)
+            handlers.append(handler)
     except BaseException as error:
         close_errors = close_all(handlers)
         if close_errors and isinstance(error, UnknownHandler):
