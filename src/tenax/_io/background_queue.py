@@ -11,6 +11,8 @@ import threading
 import time
 from collections import deque
 
+import msgspec
+
 from tenax._core.text import format_duration
 
 TYPE_CHECKING = False
@@ -23,39 +25,29 @@ CLOSE_TIMEOUT_S = 2.0  # for the rest of the queue when a run is over
 _MAX_CALL_S = 10.0  # a longer call, with items in the queue, counts as hanging
 
 
-class BackgroundQueue:
+class BackgroundQueue(msgspec.Struct, eq=False):
     """One handler and its queue. Its daemon thread starts with the first item and does not delay the exit."""
 
-    def __init__(
-        self,
-        name: str,
-        take: Callable[[Any], object],
-        end: Callable[[], object] | None = None,
-        max_waiting: int = _MAX_WAITING,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``end`` is called after the last item, in the same thread."""
-        self.name = name  # the handler as messages name it: "the metric handler 'statsd'"
-        self.failed = 0
-        self.dropped = 0
-        self._take = take
-        self._end = end
-        self._max_waiting = max_waiting
-        self._now = now
-        self._waiting: deque[Any] = deque()
-        self._call_began_at: float | None = None  # None: no call is in progress
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_closed = False
-        self._has_ended = end is None
-        self._ended_late = False
-        self._last_error = ""
-        self._has_reported = False
+    name: str  # the handler as messages name it: "the metric handler 'statsd'"
+    _take: Callable[[Any], object]
+    end: Callable[[], object] | None = None  # called after the last item, in the same thread
+    max_waiting: int = _MAX_WAITING
+    now: Callable[[], float] = time.monotonic
+    failed: int = 0
+    dropped: int = 0
+    _waiting: deque[Any] = msgspec.field(default_factory=deque)
+    _call_began_at: float | None = None  # None: no call is in progress
+    _changed: threading.Condition = msgspec.field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _is_closed: bool = False
+    _has_ended: bool = False
+    _ended_late: bool = False
+    _last_error: str = ""
+    _has_reported: bool = False
 
     def put(self, item: object) -> None:
-        """Queue an item."""
         with self._changed:
-            if self._is_closed or len(self._waiting) >= self._max_waiting:
+            if self._is_closed or len(self._waiting) >= self.max_waiting:
                 self.dropped += 1
                 return
             self._waiting.append(item)
@@ -79,7 +71,7 @@ class BackgroundQueue:
         """Accept no more items. Does not wait."""
         with self._changed:
             self._is_closed = True
-            if self._end is not None:
+            if self.end is not None:
                 self._start_thread()
             self._changed.notify()
 
@@ -93,7 +85,7 @@ class BackgroundQueue:
                 self._waiting.clear()
                 self._call_began_at = None  # counted as missed even if the call still returns
                 self.dropped += missed
-                self._ended_late = not self._has_ended and not missed
+                self._ended_late = self.end is not None and not self._has_ended and not missed
         return self._losses()
 
     def _run(self) -> None:
@@ -103,12 +95,12 @@ class BackgroundQueue:
                 if not self._waiting:
                     break
                 item = self._waiting.popleft()
-                self._call_began_at = self._now()
+                self._call_began_at = self.now()
             self._call(self._take, item)
             with self._changed:
                 self._call_began_at = None
-        if self._end is not None:
-            self._call(self._end)
+        if self.end is not None:
+            self._call(self.end)
             self._has_ended = True
 
     def _call(self, handler: Callable[..., object], *items: Any) -> None:
@@ -121,7 +113,8 @@ class BackgroundQueue:
     def _losses(self) -> str:
         parts = []
         if self.failed:
-            parts.append(f"failed {_times(self.failed)} (last error: {self._last_error})")
+            times = "once" if self.failed == 1 else f"{self.failed} times"
+            parts.append(f"failed {times} (last error: {self._last_error})")
         if self.dropped:
             parts.append(f"was too slow ({self.dropped} dropped)")
         if self._ended_late:
@@ -131,17 +124,12 @@ class BackgroundQueue:
     def _hang(self) -> str:
         with self._changed:
             since, waiting = self._call_began_at, len(self._waiting)
-        if since is None or not waiting or (took_s := self._now() - since) < _MAX_CALL_S:
+        if since is None or not waiting or (took_s := self.now() - since) < _MAX_CALL_S:
             return ""
         return f"{self.name} has not returned from a call for {format_duration(took_s)} ({waiting} waiting)"
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
 def _format_error(error: BaseException) -> str:
-    """Return the error on one line."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # __str__ is third-party code, too

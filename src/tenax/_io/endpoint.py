@@ -104,7 +104,6 @@ class Lookup:
             self._loop.soon(lambda: None if self._is_closed else self._found(addresses))
 
     def close(self) -> None:
-        """Abandon the lookup."""
         self._is_closed = True
 
 

@@ -20,12 +20,8 @@ class UnknownHandler(ValueError):
 
 def parse_names(text: str) -> list[tuple[str, str]]:
     """Parse ``"console,jsonl:x"`` into ``[("console", ""), ("jsonl", "x")]``. Empty parts are skipped."""
-    found = []
-    for part in text.split(","):
-        name, _, argument = part.strip().partition(":")
-        if name:
-            found.append((name, argument))
-    return found
+    parts = (part.strip().partition(":") for part in text.split(","))
+    return [(name, argument) for name, _, argument in parts if name]
 
 
 def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, method: str) -> list[Any]:
@@ -150,5 +146,4 @@ def _factory(name: str, kind: str, own: Mapping[str, Factory], group: str) -> Fa
 
 
 def _format_error(error: Exception) -> str:
-    """Return the error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

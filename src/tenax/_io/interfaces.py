@@ -18,9 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ParamSpec, TypeVar
 
-    from tenax._core.commands import AnyCommand, ExamineFailure
+    from tenax._core.commands import ExamineFailure
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Step
-    from tenax._core.events import AnyEvent, LastLinesRead, ScopeExpired
+    from tenax._core.events import AnyEvent, LastLinesRead
     from tenax._core.messages import FromNode, NodeInfo, WorkerProgress
     from tenax._core.model import Evidence
     from tenax._core.requests import AnyRequest, LogsRequest, OfNode
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 class Watchable(Protocol):
-    """Something with a descriptor that a loop can watch. A subclass that only reads needs just the first two."""
+    """Something with a descriptor that a loop can watch. A subclass that only reads needs just the first two.
+
+    One that does not always read also has a property ``wants_to_read``.
+    """
 
     def fileno(self) -> int: ...
 
@@ -121,22 +124,6 @@ class Processes(Watchable, Protocol):
 
     def release(self, name: str) -> None:
         """Close that copy."""
-
-    def close(self) -> None: ...
-
-
-class ScopeWatch(Watchable, Protocol):
-    """Watches the scopes that workers must leave in time."""
-
-    def open(self, now: Callable[[], float], print_line: Callable[[str], None]) -> None: ...
-
-    def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
-
-    def next_deadline(self) -> float | None: ...
-
-    def expired(self) -> list[ScopeExpired]:
-        """Return the scopes that are overdue. Pending input is read first: the agent's own lag expires no scope."""
 
     def close(self) -> None: ...
 

@@ -23,7 +23,6 @@ class JsonLinesFile:
         self._is_torn = False
 
     def append(self, text: bytes) -> None:
-        """Append ``text`` as one line."""
         line = text + b"\n"
         with self._lock:
             if self._descriptor < 0:

@@ -178,9 +178,12 @@ class Loop:
         wanted: dict[int, int] = {}
         for thing in self._watched.values():
             descriptor = thing.fileno()
-            if descriptor >= 0:
+            events = select.POLLOUT if thing.wants_to_write else 0
+            if getattr(thing, "wants_to_read", True):
+                events |= select.POLLIN
+            if descriptor >= 0 and events:
                 things[descriptor] = thing
-                wanted[descriptor] = select.POLLIN | (select.POLLOUT if thing.wants_to_write else 0)
+                wanted[descriptor] = events
         if wanted != self._registered:
             for descriptor in self._registered.keys() - wanted.keys():
                 self._selector.unregister(descriptor)
@@ -208,6 +211,7 @@ _open_loops: set[Loop] = set()
 def _close_copies() -> None:
     """Close the agent's pipes in a forked worker."""
     for loop in list(_open_loops):
+        loop._closing = allocate_lock()  # a thread that exists only in the parent may hold the old one
         loop.close()
 
 

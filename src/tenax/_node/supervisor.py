@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         Processes,
         RecordRun,
         Reply,
-        ScopeWatch,
     )
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from tenax._node.link_journal import LinkJournal
     from tenax._node.run_journal import RunJournal
     from tenax._node.worker_channel import WorkerChannel
+    from tenax.timer._watchdog_pipe import WatchdogPipe
 
 
 _CONTROL_SOCKET_AFTER_S = 0.25  # starting workers comes first
@@ -120,7 +120,7 @@ class Supervisor:
         logs: Logs,
         journal: Journal,
         policy: RestartPolicy | None = None,
-        scopes: ScopeWatch | None = None,
+        scopes: WatchdogPipe | None = None,
         log_dir: str = "",
         has_control_socket: bool = False,
         has_survivors: bool = False,

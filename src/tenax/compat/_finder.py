@@ -39,7 +39,7 @@ _TORCH, _TORCH_PARENT = "torch", "torch.distributed"
 
 
 class CompatFinder:
-    """A meta path finder that can be installed and removed."""
+    """A meta path finder that can be installed and removed, and the loader of what it finds, also for ``python -m``."""
 
     def __init__(self) -> None:
         self._aliases: set[str] = set()  # names that this finder added to sys.modules
@@ -94,9 +94,9 @@ class CompatFinder:
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """Return the spec of a mapped module. Called by Python's import system."""
         del path, target
+        loader: Any = self
         if fullname in _OLD_PARENTS:
-            parent: Any = _ParentLoader(self)
-            return ModuleSpec(fullname, parent, is_package=True)
+            return ModuleSpec(fullname, loader, is_package=True)
         wanted = self.target_of(fullname)
         if wanted is not None:
             if fullname.startswith(_TORCH_PARENT) and self._is_torch_available_now():
@@ -116,10 +116,32 @@ class CompatFinder:
                 "name, or run the program without tenax.compat",
                 name=name,
             )
-        loader: Any = _AliasLoader(self, target)
+        loader: Any = self
         spec = ModuleSpec(name, loader, origin=found.origin)
         spec.submodule_search_locations = found.submodule_search_locations
         return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Create a package that only contains other modules. None: an empty one, which ``exec_module`` replaces."""
+        return _Parent(spec.name) if spec.name in _OLD_PARENTS else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        target = self.target_of(name)
+        if target is not None and name not in _OLD_PARENTS:
+            real = import_module(target)
+            self._add_torch_parent()
+            sys.modules[name] = real
+        self._aliases.add(name)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the code for ``python -m``, which runs it as ``__main__``."""
+        from importlib.util import find_spec
+
+        target = self.target_of(fullname) or fullname
+        loader: Any = getattr(find_spec(target), "loader", None)
+        code: CodeType | None = loader.get_code(target)
+        return code
 
     # --- without torch ------------------------------------------------------------------------------------------------
 
@@ -140,7 +162,7 @@ class CompatFinder:
         del sys.modules[_TORCH_PARENT]
         return True
 
-    def add_torch_parent(self) -> None:
+    def _add_torch_parent(self) -> None:
         """Add the parent ``torch`` if torch is missing, as ``import torch.distributed.elastic`` requires."""
         if not self._is_torch_missing or _TORCH in sys.modules:
             return
@@ -149,7 +171,6 @@ class CompatFinder:
         self._add_module(torch)
 
     def _find_elsewhere(self, name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
-        """Return the spec that the other finders return."""
         for finder in sys.meta_path:
             find_spec = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find_spec(name, path) if find_spec is not None else None
@@ -160,50 +181,6 @@ class CompatFinder:
     def _add_module(self, module: ModuleType) -> None:
         sys.modules[module.__name__] = module
         self._aliases.add(module.__name__)
-
-    def add_alias(self, name: str) -> None:
-        """Record that this finder adds a module to ``sys.modules`` under this name."""
-        self._aliases.add(name)
-
-
-class _AliasLoader:
-    """Loads a module of tenax under another name, also for ``python -m``."""
-
-    def __init__(self, finder: CompatFinder, target: str) -> None:
-        self._finder = finder
-        self._target = target
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Let Python create an empty module, which ``exec_module`` replaces in ``sys.modules``."""
-        del spec
-
-    def exec_module(self, module: ModuleType) -> None:
-        real = import_module(self._target)
-        self._finder.add_torch_parent()
-        self._finder.add_alias(module.__name__)
-        sys.modules[module.__name__] = real
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        """Return the code for ``python -m``, which runs it as ``__main__``."""
-        from importlib.util import find_spec
-
-        del fullname
-        loader: Any = getattr(find_spec(self._target), "loader", None)
-        code: CodeType | None = loader.get_code(self._target)
-        return code
-
-
-class _ParentLoader:
-    """Creates the packages of the old torchelastic that only contain other modules."""
-
-    def __init__(self, finder: CompatFinder) -> None:
-        self._finder = finder
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Parent(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._finder.add_alias(module.__name__)
 
 
 class _Parent(ModuleType):

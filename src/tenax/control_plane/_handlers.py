@@ -86,7 +86,8 @@ def call_handler(name: str, request: Request) -> Response:
     try:
         return _as_response(fn(HandlerRequest(name, request.params, request.body)))
     except BaseException as error:  # user code, and its exit() too; the client gets the error
-        return text(INTERNAL_ERROR, f"the handler {name!r} raised {_line(error)}")
+        line = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return text(INTERNAL_ERROR, f"the handler {name!r} raised {line}")
 
 
 def _as_response(answer: Any) -> Response:
@@ -101,15 +102,7 @@ def _as_response(answer: Any) -> Response:
     return json(200, answer)
 
 
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
 # --- built in ---------------------------------------------------------------------------------------------------------
-
-
-def _ping() -> Response:
-    return Response(body=b"pong")
 
 
 def _dump_traceback() -> Response:
@@ -131,11 +124,9 @@ def _dump_traceback() -> Response:
 
 def _status() -> Response:
     values: dict[str, Any] = {name: _number(variable) for name, variable in _NUMBERS.items()}
-    step, at = _step
-    values["pid"] = os.getpid()
-    values["uptime_s"] = round(time.monotonic() - _began_at, 3)
-    values["step"] = step
-    values["seconds_since_step"] = None if at is None else round(time.monotonic() - at, 3)
+    (step, at), now = _step, time.monotonic()
+    values |= {"pid": os.getpid(), "uptime_s": round(now - _began_at, 3), "step": step}
+    values["seconds_since_step"] = None if at is None else round(now - at, 3)
     return json(200, values)
 
 
@@ -145,7 +136,7 @@ def _number(variable: str) -> int | None:
 
 
 _BUILT_IN: dict[str, Callable[[], Response]] = {
-    "ping": _ping,
+    "ping": lambda: Response(body=b"pong"),
     "dump_traceback": _dump_traceback,
     "status": _status,
 }

@@ -33,26 +33,17 @@ if TYPE_CHECKING:
     from tenax.events.handlers import register_handler as register_handler
     from tenax.events.handlers._logging import LoggingEventHandler as LoggingEventHandler
 
+_FUNCTIONS = ("get_logging_handler", "make_handlers", "register_handler")  # of `handlers`
 _HOMES = {
-    "ConsoleEventHandler": "handlers",
-    "Event": "api",
-    "EventHandler": "_configured",
-    "EventMetadataValue": "api",
-    "EventSource": "api",
-    "JsonLinesEventHandler": "handlers",
-    "LoggingEventHandler": "handlers._logging",
-    "NodeState": "api",
-    "NullEventHandler": "handlers",
-    "RdzvEvent": "api",
-    "configure": "_configured",
-    "configured_handlers": "_configured",
-    "construct_and_record_rdzv_event": "_recording",
-    "get_logging_handler": "handlers",
-    "make_handlers": "handlers",
-    "record": "_recording",
-    "record_rdzv_event": "_recording",
-    "register_handler": "handlers",
-    "unconfigure": "_configured",
+    name: module
+    for module, names in {
+        "_configured": ("EventHandler", "configure", "configured_handlers", "unconfigure"),
+        "_recording": ("construct_and_record_rdzv_event", "record", "record_rdzv_event"),
+        "api": ("Event", "EventMetadataValue", "EventSource", "NodeState", "RdzvEvent"),
+        "handlers": ("ConsoleEventHandler", "JsonLinesEventHandler", "NullEventHandler", *_FUNCTIONS),
+        "handlers._logging": ("LoggingEventHandler",),
+    }.items()
+    for name in names
 }
 __all__ = [  # noqa: PLE0604 - the names of the table above
     *_HOMES

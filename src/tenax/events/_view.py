@@ -18,6 +18,7 @@ TorchElastic reports the ends of the last group of workers only; here every gene
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, Phase, global_rank
@@ -99,12 +100,12 @@ class EventView:
         self._generation, self._formed_at = state.generation, self._at
         self._started_at, self._end_reported, self._why_ended = {}, set(), ""
         why = state.assignment.why if state.assignment is not None else ""
-        return [self._of_rendezvous(why), self._of_agent("ASSIGN_WORKER_RANKS", duration_ms=0.0)]
+        return [self._of_rendezvous(why), self._event("ASSIGN_WORKER_RANKS", duration_ms=0.0)]
 
     def _of_rendezvous(self, why: str, error: str = "") -> Event:
         since, self._joins_since = self._joins_since, None
         duration_ms = _ms(self._at if since is None else since, self._at)
-        return self._of_agent("RENDEZVOUS", duration_ms=duration_ms, error=error, more={"why": why})
+        return self._event("RENDEZVOUS", {"why": why}, duration_ms=duration_ms, error=error)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class EventView:
         for rank, worker in self._state.workers.items():
             if worker.pid and rank not in self._started_at:
                 self._started_at[rank] = self._at
-                found.append(self._of_worker("START", self._at, worker, duration_ms=_ms(self._formed_at, self._at)))
+                found.append(self._event("START", worker=worker, duration_ms=_ms(self._formed_at, self._at)))
         return found
 
     def _ends(self) -> list[Event]:
@@ -136,27 +137,27 @@ class EventView:
         failure = next((each for each in self._state.failures if each.local_rank == worker.local_rank), None)
         # The agent may receive the start after the worker has exited: no event is dated before it.
         ended_at = max(worker.ended_at, self._started_at.get(worker.local_rank, 0.0))
-        ran_ms = self._ran_ms(worker, ended_at)
+        code, more = worker.exit_code, {"why": self._why_ended}
         if failure is not None:
-            error, more = self._error(failure), _cause(failure)
-            return self._of_worker(
-                "FAILED", ended_at, worker, ran_ms, exit_code=failure.exit_code, error=error, more=more
-            )
-        if not worker.was_stopped and worker.exit_code == 0:
-            return self._of_worker("SUCCEEDED", ended_at, worker, ran_ms, exit_code=0)
-        more = {"why": self._why_ended}
-        return self._of_worker("TERMINATED", ended_at, worker, ran_ms, exit_code=worker.exit_code, more=more)
+            code, error = failure.exit_code, self._error(failure)
+            return self._of_worker("FAILED", worker, ended_at, _cause(failure), exit_code=code, error=error)
+        if not worker.was_stopped and code == 0:
+            return self._of_worker("SUCCEEDED", worker, ended_at, {}, exit_code=0)
+        return self._of_worker("TERMINATED", worker, ended_at, more, exit_code=code)
 
     def _of_unseen_end(self, worker: WorkerRecord) -> Event:
         """Return the end of a worker without a recorded exit. If the node is cleared, the worker is gone."""
         state = self._state
         why = state.verdict.why if state.verdict is not None and not state.cleared else self._why_ended
         name = "TERMINATED" if state.cleared else "UNHEALTHY"
-        return self._of_worker(name, self._at, worker, self._ran_ms(worker, self._at), more={"why": why})
+        return self._of_worker(name, worker, self._at, {"why": why})
 
-    def _ran_ms(self, worker: WorkerRecord, until: float) -> float | None:
+    def _of_worker(
+        self, state: str, worker: WorkerRecord, ended_at: float, more: Mapping[str, object], **how: Any
+    ) -> Event:
         since = self._started_at.get(worker.local_rank)
-        return None if since is None else _ms(since, until)
+        ran_ms = None if since is None else _ms(since, ended_at)
+        return self._event(state, more, worker=worker, happened_at=ended_at, duration_ms=ran_ms, **how)
 
     def _error(self, failure: Failure) -> str:
         evidence = failure.evidence
@@ -179,17 +180,13 @@ class EventView:
             found.append(self._of_rendezvous(verdict.why, error))
         if self._has_watchdog:
             found.append(self._of_watchdog("watchdog stopped"))
+        details = {"outcome": verdict.outcome.value, "why": verdict.why, "signal": verdict.signal or None}
         found.append(
-            self._of_agent(
+            self._event(
                 "SUCCEEDED" if is_success else "FAILED",
+                {**details, **_first_cause(verdict)},
                 duration_ms=_ms(self._began_at or 0.0, self._at),
                 error=error,
-                more={
-                    "outcome": verdict.outcome.value,
-                    "why": verdict.why,
-                    "signal": verdict.signal or None,
-                    **_first_cause(verdict),
-                },
                 restarts_used=max(verdict.restarts_used, self._state.restarts_used),
             )
         )
@@ -197,59 +194,40 @@ class EventView:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _of_agent(
+    def _event(
         self,
-        name: str,
-        *,
-        duration_ms: float,
-        error: str = "",
+        state: str,
         more: Mapping[str, object] = {},
+        *,
+        worker: WorkerRecord | None = None,
+        happened_at: float | None = None,
+        duration_ms: float | None = None,
+        exit_code: int | None = None,
+        error: str = "",
         restarts_used: int | None = None,
     ) -> Event:
+        """Return an event about the worker, or about the agent. ``happened_at``: None: in this step."""
+        now, part = self._state, self._state.assignment
+        which = None
+        if worker is not None:
+            which = WorkerOfGroup(
+                local_rank=worker.local_rank,
+                global_rank=global_rank(now, worker.local_rank),
+                role_rank=(part.first_role_rank if part is not None else 0) + worker.local_rank,
+                role_world_size=part.role_world_size if part is not None else 1,
+                worker_id=str(worker.pid) if worker.pid else None,
+                pid=worker.pid or None,
+                exit_code=exit_code,
+            )
+        moment = self._moment(self._at if happened_at is None else happened_at, restarts_used)
+        details = {"generation": now.generation, **more}
         return status_event(
-            name,
-            self._origin,
-            self._moment(self._at, restarts_used),
-            raw_error=error or None,
-            duration_ms=duration_ms,
-            more={"generation": self._state.generation, **more},
+            state, self._origin, moment, which, raw_error=error or None, duration_ms=duration_ms, more=details
         )
 
     def _of_watchdog(self, name: str, about: events.ScopeExpired | commands.EndWorker | None = None) -> Event:
         more = watchdog_details(name, about)
         return status_event("RUNNING", self._origin, self._moment(self._at), name=name, more=more)
-
-    def _of_worker(
-        self,
-        name: str,
-        happened_at: float,
-        worker: WorkerRecord,
-        duration_ms: float | None,
-        *,
-        exit_code: int | None = None,
-        error: str | None = None,
-        more: Mapping[str, object] = {},
-    ) -> Event:
-        part = self._state.assignment
-        rank = worker.local_rank
-        which = WorkerOfGroup(
-            local_rank=rank,
-            global_rank=global_rank(self._state, rank),
-            role_rank=(part.first_role_rank if part is not None else 0) + rank,
-            role_world_size=part.role_world_size if part is not None else 1,
-            worker_id=str(worker.pid) if worker.pid else None,
-            pid=worker.pid or None,
-            exit_code=exit_code,
-        )
-        return status_event(
-            name,
-            self._origin,
-            self._moment(happened_at),
-            which,
-            raw_error=error,
-            duration_ms=duration_ms,
-            more={"generation": self._state.generation, **more},
-        )
 
     def _moment(self, happened_at: float, restarts_used: int | None = None) -> Moment:
         state, part = self._state, self._state.assignment

@@ -60,7 +60,7 @@ class Event:
 
     def serialize(self) -> str:
         """Return one line of JSON."""
-        return _line(self)
+        return json.dumps(asdict(self))
 
 
 @dataclass
@@ -94,17 +94,13 @@ class RdzvEvent:
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
         """Parse the output of ``serialize``. Raises ``ValueError`` if the text is not a rendezvous event."""
-        if isinstance(data, RdzvEvent):
-            return data
-        return _parse(RdzvEvent, data, "rendezvous event", node_state=NodeState)
+        return (
+            data if isinstance(data, RdzvEvent) else _parse(RdzvEvent, data, "rendezvous event", node_state=NodeState)
+        )
 
     def serialize(self) -> str:
         """Return one line of JSON."""
-        return _line(self)
-
-
-def _line(event: Event | RdzvEvent) -> str:
-    return json.dumps(asdict(event))
+        return json.dumps(asdict(self))
 
 
 def _parse(kind: type[T], text: object, noun: str, **enums: type[Enum]) -> T:
@@ -131,7 +127,6 @@ def _parse(kind: type[T], text: object, noun: str, **enums: type[Enum]) -> T:
         found[name] = members[value]
     known: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
     required = [each.name for each in known if each.default is MISSING and each.default_factory is MISSING]
-    missing = [name for name in required if name not in found]
-    if missing:
+    if missing := [name for name in required if name not in found]:
         raise ValueError(f"the {noun} lacks {', '.join(missing)}; expected the output of serialize()")
     return kind(**{each.name: found[each.name] for each in known if each.name in found})

@@ -8,8 +8,6 @@ from tenax.metrics._reading import COUNTER, DURATION, GAUGE
 
 
 class Measured(NamedTuple):
-    """One metric."""
-
     group: str
     name: str
     kind: str

@@ -113,7 +113,6 @@ class _Family:
 
 @cache
 def _meanings() -> dict[str, str]:
-    """Return the help texts by family name."""
     from tenax.metrics._measured import MEASURED
     from tenax.metrics.api import MetricData
 
@@ -147,12 +146,10 @@ def in_braces(labels: Mapping[str, str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """Escape a label's value."""
     return value.translate(_ESCAPES) if '"' in value or "\\" in value or "\n" in value else value
 
 
 def in_text(value: float) -> str:
-    """Return a number as a line has it."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -20,19 +20,12 @@ from tenax._core.agent import AgentState, Phase
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import AgentSettings, Assignment, Diagnosis, Outcome, Verdict, WorkerPhase, assert_never
+from tenax.metrics._measured import CALLS
 from tenax.metrics.api import TORCHELASTIC, MetricData
 
 TENAX = "tenax"
 
-RUN = "SimpleElasticAgent.run"
-RENDEZVOUS = "SimpleElasticAgent._rendezvous"
-ASSIGN = "SimpleElasticAgent._assign_worker_ranks"
-INITIALIZE = "SimpleElasticAgent._initialize_workers"
-RESTART = "SimpleElasticAgent._restart_workers"
-START = "LocalElasticAgent._start_workers"
-STOP = "LocalElasticAgent._stop_workers"
-MONITOR = "LocalElasticAgent._monitor_workers"
-
+RUN, RENDEZVOUS, ASSIGN, INITIALIZE, RESTART, START, STOP, MONITOR = CALLS
 RECOVERY, MEMBERSHIP_CHANGE = "recovery_ms", "membership_change_ms"
 
 

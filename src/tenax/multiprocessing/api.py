@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentMachine
     from tenax._core.commands import StartWorkers
     from tenax._core.model import Verdict
-    from tenax._io.interfaces import Launch, ScopeWatch
+    from tenax._io.interfaces import Launch
     from tenax._node.workers import Placements
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
+    from tenax.timer._watchdog_pipe import WatchdogPipe
 
 __all__ = [
     "DefaultLogsSpecs",
@@ -59,6 +60,7 @@ __all__ = [
 
 
 _DEFAULT_GRACE_S = 30.0
+_DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class SignalException(Exception):
@@ -74,46 +76,29 @@ def _raise(number: int, _: object) -> None:
     raise SignalException(f"the agent (pid {os.getpid()}) received {name.name}", name)
 
 
-class _Signals:
-    """Turns signals with a default handler into exceptions while processes run, so that the caller can stop them.
-
-    Only if the main thread starts the processes.
-    """
-
-    _DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
-
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-
-    def install(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in parse_signals(DEFAULT_SIGNALS):
-            handler = signal.getsignal(number)
-            if handler in self._DEFAULT_HANDLERS:
-                self._before[number] = signal.signal(number, _raise)
-
-    def restore(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number, handler in self._before.items():
-            if signal.getsignal(number) is _raise:
-                signal.signal(number, handler)
-        self._before.clear()
-
-
 @contextmanager
-def signals_as_exceptions(numbers: list[signal.Signals]) -> Iterator[None]:
-    """Raise ``SignalException`` on these signals: TorchElastic's hooks block, so nothing else can interrupt them."""
+def signals_as_exceptions(numbers: list[signal.Signals], *, only_defaults: bool = False) -> Iterator[None]:
+    """Raise ``SignalException`` on these signals, in the main thread only: so they interrupt methods that block.
+
+    Ignored signals stay ignored; with ``only_defaults``, signals keep a handler of the program.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _raise) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    before = {number: signal.getsignal(number) for number in numbers}
+    replaced = [
+        number
+        for number, handler in before.items()
+        if (handler in _DEFAULT_HANDLERS if only_defaults else handler != signal.SIG_IGN)
+    ]
+    for number in replaced:
+        signal.signal(number, _raise)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        for number in replaced:
+            if signal.getsignal(number) is _raise:
+                signal.signal(number, before[number] or signal.SIG_DFL)
 
 
 @dataclass
@@ -159,7 +144,7 @@ class PContext(ABC):
             show_messages=False,
         )
         self.grace_s = _DEFAULT_GRACE_S  # grace period of the others when one fails
-        self.scopes: ScopeWatch | None = None  # None: scopes are not watched
+        self.scopes: WatchdogPipe | None = None  # None: scopes are not watched
         self._loop: Loop | None = None
         self._numa_options: NumaOptions | None = None
         self._machine: AgentMachine | None = None
@@ -168,7 +153,7 @@ class PContext(ABC):
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._is_ended = False
-        self._signals = _Signals()
+        self._signals = ExitStack()  # restores the program's signal handlers
 
     def _all_prefixes(self, prefixes: dict[int, str] | None) -> dict[int, str] | None:
         """Return a prefix for every rank. Ranks without a custom prefix get the default."""
@@ -209,7 +194,8 @@ class PContext(ABC):
         """Start all processes. Returns when each has started or failed to start."""
         if self._thread is not None or self._is_ended:
             raise RuntimeError(f"the processes {self.name!r} were already started; create a new context")
-        self._signals.install()  # before there is a process that a signal could orphan
+        # Before there is a process that a signal could orphan.
+        self._signals.enter_context(signals_as_exceptions(parse_signals(DEFAULT_SIGNALS), only_defaults=True))
         placements = decide_placements(self._numa_options, self.nprocs)
         entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
         keeper = entrypoint.keeper()
@@ -235,7 +221,7 @@ class PContext(ABC):
             )
             self._thread.start()
         except BaseException:
-            self._signals.restore()
+            self._restore_signals()
             self._thread = None
             keeper.close()
             self._logs.close()
@@ -247,6 +233,10 @@ class PContext(ABC):
             self._changed.wait_for(lambda: self._is_ended or self._are_all_started())
         if self._broken is not None:
             raise self._broken
+
+    def _restore_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # only there handlers can be set
+            self._signals.close()
 
     def _are_all_started(self) -> bool:
         workers = self._machine.state.workers if self._machine is not None else {}
@@ -265,7 +255,7 @@ class PContext(ABC):
         with self._changed:
             self._changed.wait_for(lambda: self._is_ended, None if timeout < 0 else timeout)
             if self._is_ended:
-                self._signals.restore()
+                self._restore_signals()
             if self._broken is not None:
                 raise self._broken
             return self._outcome
@@ -288,7 +278,7 @@ class PContext(ABC):
             if self._loop is not None:
                 self._loop.post_from_anywhere(SignalReceived(int(death_sig or signal.SIGTERM), timeout))
         self._thread.join()
-        self._signals.restore()
+        self._restore_signals()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -449,7 +439,7 @@ def start_processes(
     duplicate_stderr_filters: list[str] | None = None,
     *,
     grace_s: float = _DEFAULT_GRACE_S,
-    scopes: ScopeWatch | None = None,
+    scopes: WatchdogPipe | None = None,
 ) -> PContext:
     """Start one process per entry of ``args`` and ``envs`` (keys 0 to n-1): a program if ``entrypoint`` is a string.
 

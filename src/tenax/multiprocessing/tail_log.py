@@ -36,9 +36,8 @@ def tail_logfile(
 
     The file may be created later; if it never is, nothing is copied. Without a filter, every line is copied.
     """
-    while not os.path.exists(file):
-        if finished.wait(interval_sec):
-            break
+    while not os.path.exists(file) and not finished.wait(interval_sec):
+        pass
     if not os.path.exists(file):
         return
     with open(file, "rb") as source:

@@ -16,18 +16,10 @@ if TYPE_CHECKING:
 def read(*path: str) -> str | None:
     """Return the stripped text of a file, or None if it cannot be read."""
     try:
-        descriptor = os.open(os.path.join(*path), os.O_RDONLY | os.O_CLOEXEC)
+        with open(os.path.join(*path), "rb", buffering=0) as file:
+            return file.read().decode(errors="replace").strip()
     except OSError:
         return None
-    try:
-        text = b""
-        while chunk := os.read(descriptor, 16384):
-            text += chunk
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return text.decode(errors="replace").strip()
 
 
 def read_int(*path: str) -> int | None:

@@ -1,6 +1,6 @@
 """The agent's end of the pipe through which workers report which scopes they enter and leave.
 
-Implements ``interfaces.ScopeWatch``: passes bytes to the watchdog (``_core/watchdog.py``) and returns what has expired.
+It passes bytes to the watchdog (``_core/watchdog.py``) and returns what has expired.
 The pipe is open for reading and writing while it is watched, so it does not end when a worker closes its end, and
 opening it never blocks. One read takes all that a pipe can hold, and one turn of the loop takes no more than that, so a
 report that arrived in time is always read before scopes expire. A full pipe may have kept a worker from reporting that
@@ -48,14 +48,12 @@ class WatchdogPipe(Watchable):
         local_world_size: int,
         path: str = "",
         *,
-        wall: Callable[[], float] = time.time,
         on_event: Callable[[str, ScopeExpired | EndWorker | None], None] = lambda *_: None,
     ) -> None:
         self.path = os.path.abspath(path) if path else ""  # workers may change their working directory
         self.watchdog = Watchdog(local_world_size)
         self._folder = ""
         self._inode = 0  # of the pipe that this object created
-        self._wall = wall
         self._on_event = on_event
         self._is_open = False
         self._now: Callable[[], float] = time.monotonic
@@ -103,9 +101,10 @@ class WatchdogPipe(Watchable):
         """Return the scopes of this generation by local rank."""
         return self.watchdog.scopes()
 
-    # --- interfaces.ScopeWatch ----------------------------------------------------------------------------------------
+    # --- for the supervisor -------------------------------------------------------------------------------------------
 
     def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
         if any(isinstance(command, command_types.StartWorkers) for command in commands):
             self._empty()
         self.watchdog.on_step(event, commands)
@@ -122,6 +121,7 @@ class WatchdogPipe(Watchable):
         return min(max(deadline, self._paused_until), self._now() + _MAX_WAIT_S)
 
     def expired(self) -> list[ScopeExpired]:
+        """Return the scopes that are overdue. Pending input is read first: the agent's own lag expires no scope."""
         self.on_readable()
         now = self._now()
         return self.watchdog.expired(now) if now >= self._paused_until else []
@@ -154,7 +154,7 @@ class WatchdogPipe(Watchable):
         if data:
             if len(data) >= _FULL_BYTES and self._now() >= self._paused_until + _PAUSE_EVERY_S:
                 self._paused_until = self._now() + _PAUSE_S
-            self.watchdog.take(data, self._now(), self._wall())
+            self.watchdog.take(data, self._now(), time.time())
             for note in self.watchdog.take_notes():
                 self._print(note)
 

@@ -125,36 +125,15 @@ def signal_worker(pid: int, number: int) -> bool:
     return True
 
 
-class TimerServer(ABC):
-    """Watches timers in a thread and reaps the workers whose timers expire.
+class WatchdogThread:
+    """Checks timers in a thread until it is stopped. For its arguments see ``TimerServer``."""
 
-    ``max_interval``: the maximum wait for a request between two checks of the timers. ``daemon``: whether the program
-    may exit while the thread runs.
-    """
-
-    def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
-        self._request_queue = request_queue
+    def __init__(self, max_interval: float, daemon: bool) -> None:
         self._max_interval = max_interval
         self._daemon = daemon
         self._watchdog_thread: threading.Thread | None = None
         self._stop_signaled = False
         self._wake_reader = self._wake_writer = -1  # a pipe that becomes readable when the server is stopped
-
-    @abstractmethod
-    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Register these requests: acquisitions, and releases (a negative expiration time)."""
-
-    @abstractmethod
-    def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Remove the timers of these workers."""
-
-    @abstractmethod
-    def get_expired_timers(self, deadline: float) -> dict[str, list[TimerRequest]]:
-        """Return by worker the timers that expire at the deadline or earlier."""
-
-    @abstractmethod
-    def _reap_worker(self, worker_id: Any) -> bool:
-        """End this worker. Return False to retry later. An exception counts as done."""
 
     def start(self) -> None:
         if self._watchdog_thread is not None:
@@ -183,6 +162,38 @@ class TimerServer(ABC):
             except Exception:
                 # One bad request must not end the watching of all processes.
                 logger.exception("%s could not check its timers", type(self).__name__)
+
+    def _run_watchdog(self) -> None:
+        """Wait for requests until the next timer expires, and reap the workers whose timers have."""
+        raise NotImplementedError
+
+
+class TimerServer(WatchdogThread, ABC):
+    """Watches timers in a thread and reaps the workers whose timers expire.
+
+    ``max_interval``: the maximum wait for a request between two checks of the timers. ``daemon``: whether the program
+    may exit while the thread runs.
+    """
+
+    def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
+        super().__init__(max_interval, daemon)
+        self._request_queue = request_queue
+
+    @abstractmethod
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        """Register these requests: acquisitions, and releases (a negative expiration time)."""
+
+    @abstractmethod
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Remove the timers of these workers."""
+
+    @abstractmethod
+    def get_expired_timers(self, deadline: float) -> dict[str, list[TimerRequest]]:
+        """Return by worker the timers that expire at the deadline or earlier."""
+
+    @abstractmethod
+    def _reap_worker(self, worker_id: Any) -> bool:
+        """End this worker. Return False to retry later. An exception counts as done."""
 
     def _run_watchdog(self) -> None:
         self.register_timers(self._wait_for_requests())

@@ -11,13 +11,12 @@ import logging
 import os
 import select
 import signal as signals
-import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tenax._core.watchdog import RequestLines
-from tenax.timer.api import TimerClient, TimerRequest, TimerTable, signal_worker
+from tenax.timer.api import TimerClient, TimerRequest, TimerTable, WatchdogThread, signal_worker
 from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def _write_blocking(descriptor: int, line: bytes) -> None:
             poll.poll()  # also returns when the last reader goes
 
 
-class FileTimerServer(TimerTable[FileTimerRequest]):
+class FileTimerServer(TimerTable[FileTimerRequest], WatchdogThread):
     """Watches the pipe in a thread and ends processes whose timers expire, with the signal of the request.
 
     The constructor creates the pipe at ``file_path``, and ``stop`` removes it. ``run_id``: for the log.
@@ -149,57 +148,40 @@ class FileTimerServer(TimerTable[FileTimerRequest]):
         daemon: bool = True,
         log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
     ) -> None:
-        super().__init__()
+        TimerTable.__init__(self)
+        WatchdogThread.__init__(self, max_interval, daemon)
         self._file_path = file_path
         self._run_id = run_id
-        self._max_interval = max_interval
-        self._daemon = daemon
         self._log_event = log_event if log_event is not None else lambda *_: None
         self._lines = RequestLines()
         self._request_count = 0
         self._last_progress_time = int(time.time())
         self._is_client_started = False
-        self._watchdog_thread: threading.Thread | None = None
-        self._is_last_round = False
-        self._pipe = self._writer = self._wake_reader = self._wake_writer = -1
+        self._pipe = self._writer = -1
         with suppress(FileNotFoundError):
             os.remove(file_path)
         os.mkfifo(file_path, 0o600)
 
     def start(self) -> None:
-        if self._watchdog_thread is not None:
-            raise RuntimeError("this FileTimerServer is already started; stop it first")
-        self._pipe = os.open(self._file_path, os.O_RDONLY | os.O_NONBLOCK)
-        self._writer = os.open(
-            self._file_path, os.O_WRONLY | os.O_NONBLOCK
-        )  # so that the pipe does not end with a client
-        self._wake_reader, self._wake_writer = os.pipe()
-        self._is_last_round = False
-        self._watchdog_thread = threading.Thread(
-            target=self._watchdog_loop, name="tenax FileTimerServer", daemon=self._daemon
-        )
-        self._watchdog_thread.start()
+        if self._watchdog_thread is None:
+            self._pipe = os.open(self._file_path, os.O_RDONLY | os.O_NONBLOCK)
+            # So that the pipe does not end with a client.
+            self._writer = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)
+        super().start()
         self._report("watchdog started", None)
 
     def stop(self) -> None:
         """Stop the thread and wait for its end."""
-        self._end()
+        self.run_once()
         self._report("watchdog stopped", None)
 
     def run_once(self) -> None:
         """Handle all pending requests, and stop."""
-        self._end()
-
-    def _end(self) -> None:
-        thread, self._watchdog_thread = self._watchdog_thread, None
-        if thread is not None:
-            self._is_last_round = True
-            os.write(self._wake_writer, b"\0")
-            thread.join()
-        for descriptor in (self._pipe, self._writer, self._wake_reader, self._wake_writer):
+        super().stop()
+        for descriptor in (self._pipe, self._writer):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._pipe = self._writer = self._wake_reader = self._wake_writer = -1
+        self._pipe = self._writer = -1
         with suppress(FileNotFoundError):
             os.remove(self._file_path)
 
@@ -231,24 +213,21 @@ class FileTimerServer(TimerTable[FileTimerRequest]):
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _watchdog_loop(self) -> None:
-        while True:
-            is_last_round = self._is_last_round
-            self._run_watchdog(0.0 if is_last_round else self._timeout_s())
-            if is_last_round:
-                return
-            self._last_progress_time = int(time.time())
+        super()._watchdog_loop()
+        self._run_watchdog()  # pending requests count
 
-    def _run_watchdog(self, timeout_s: float) -> None:
+    def _run_watchdog(self) -> None:
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         poll.register(self._wake_reader, select.POLLIN)
-        if poll.poll(timeout_s * 1000):
-            self._read()  # also before stopping: pending requests count
+        if poll.poll(self._timeout_s() * 1000):
+            self._read()
         expired = self.get_expired_timers(time.time())
         if expired:
             as_json = {pid: [request.to_json() for request in requests] for pid, requests in expired.items()}
             log_debug_info_for_expired_timers(self._run_id, as_json)
             self._reap_expired(expired)
+        self._last_progress_time = int(time.time())
 
     def _read(self) -> None:
         try:

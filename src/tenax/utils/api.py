@@ -27,20 +27,12 @@ def get_socket_with_port() -> socket.socket:
     Pass on the socket itself where possible. If it is closed and only the number is passed on, another process may take
     the port first.
     """
-    import socket
+    from tenax._io.listen import listen
 
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM):
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.bind(address)
-            listener.listen(0)
-        except OSError as error:  # localhost often has an address of a family that this host does not support
-            listener.close()
-            failure = error
-        else:
-            return listener
-    raise RuntimeError(f"could not listen on any address of localhost: {failure}; check the hosts file") from failure
+    try:
+        return listen("localhost")
+    except OSError as error:
+        raise RuntimeError(f"could not listen on any address of localhost: {error}; check the hosts file") from error
 
 
 class macros:

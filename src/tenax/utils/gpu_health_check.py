@@ -9,13 +9,13 @@ above all that it has been lost, is unhealthy.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from typing import TypeVar
 
 import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
 __all__ = ["GPUHealthCheck", "GpuHealth", "PynvmlMixin", "create_gpu_health_check", "quick_gpu_health_check"]
@@ -34,6 +34,7 @@ _ACTIONS = {
 # operating system, argument version mismatch, deprecated. They are about the query, not about the GPU.
 _NOT_THE_GPU = {1, 3, 4, 9, 12, 13, 17, 25, 26}
 
+T = TypeVar("T")
 _one_at_a_time = threading.RLock()  # NVML is initialized and shut down once per process
 
 
@@ -62,23 +63,22 @@ class PynvmlMixin:
                 self.why_not = "NVML's Python package is not installed; install tenax[gpu], or nvidia-ml-py"
                 return False
             self.pynvml = pynvml
-        try:
-            with self._session():
-                self.why_not = ""
-                return True
-        except self.pynvml.NVMLError as error:
-            self.why_not = f"the NVIDIA driver does not respond: {error}"
-            return False
+        return self._query(lambda: True, "does not respond") is not None
 
-    @contextmanager
-    def _session(self) -> Iterator[None]:
-        """Initialize NVML for the block."""
+    def _query(self, query: Callable[[], T], failure: str) -> T | None:
+        """Return the result of a query with NVML initialized. None: it failed, and ``why_not`` is the reason."""
+        what = "does not respond"
         with _one_at_a_time:
-            self.pynvml.nvmlInit()
             try:
-                yield
-            finally:
-                self.pynvml.nvmlShutdown()
+                self.pynvml.nvmlInit()
+                try:
+                    self.why_not, what = "", failure
+                    return query()
+                finally:
+                    self.pynvml.nvmlShutdown()
+            except self.pynvml.NVMLError as error:
+                self.why_not = f"the NVIDIA driver {what}: {error}"
+                return None
 
 
 class GPUHealthCheck(PynvmlMixin):
@@ -124,19 +124,11 @@ class GPUHealthCheck(PynvmlMixin):
         """Return the health of each GPU. Empty if the driver cannot be queried; ``why_not`` is the reason."""
         if not self.enabled:
             return []
-        what = "does not respond"
-        try:
-            with self._session():
-                self.why_not, what = "", "did not report the number of GPUs"
-                return [self._health_of(index) for index in self._indices()]
-        except self.pynvml.NVMLError as error:
-            self.why_not = f"the NVIDIA driver {what}: {error}"
-            return []
+        return self._query(self._health_of_all, "did not report the number of GPUs") or []
 
-    def _indices(self) -> list[int]:
-        if self.device_index is not None:
-            return [self.device_index]
-        return list(range(self.pynvml.nvmlDeviceGetCount()))
+    def _health_of_all(self) -> list[GpuHealth]:
+        only = self.device_index
+        return [self._health_of(each) for each in (range(self.pynvml.nvmlDeviceGetCount()) if only is None else [only])]
 
     def _health_of(self, index: int) -> GpuHealth:
         nvml = self.pynvml
@@ -153,11 +145,8 @@ class GPUHealthCheck(PynvmlMixin):
         return _judge(index, int(value.value.uiVal))
 
     def _driver_is_new_enough(self) -> bool:
-        try:
-            with self._session():
-                version = self.pynvml.nvmlSystemGetDriverVersion()
-        except self.pynvml.NVMLError as error:
-            self.why_not = f"the NVIDIA driver did not report its version: {error}"
+        version = self._query(self.pynvml.nvmlSystemGetDriverVersion, "did not report its version")
+        if version is None:
             return False
         written = version.decode() if isinstance(version, bytes) else str(version)
         major = written.partition(".")[0]
@@ -168,7 +157,6 @@ class GPUHealthCheck(PynvmlMixin):
 
 
 def _judge(index: int, action: int) -> GpuHealth:
-    """Return the health for the driver's number of a recovery action."""
     if action == _NONE:
         return GpuHealth(index, True)
     name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver requests the recovery action {action}"))

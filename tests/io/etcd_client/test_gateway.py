@@ -293,7 +293,6 @@ def test_changes_are_decoded_as_written(changes: list[tuple[bool, KeyValue]], re
     events = [{**({} if is_put else {"type": "DELETE"}), "kv": as_gateway_json(kv)} for is_put, kv in changes]
     line = json.dumps({"result": without_zeros({"header": {"revision": str(revision)}, "events": events})}).encode()
     message = gateway.decode_watch(line)
-    assert message.revision == revision
     assert message.changes == tuple(Change("put" if is_put else "delete", kv) for is_put, kv in changes)
     assert message.fault is None
 

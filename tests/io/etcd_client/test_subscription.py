@@ -11,7 +11,7 @@ from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_pr
 from kit.linear import assert_linear
 from tenax._core.etcd.errors import EtcdError, EtcdRefused
 from tenax._core.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
-from tenax._io.etcd.http_connection import EtcdEndpoint, HttpConnection
+from tenax._io.etcd.http_connection import EtcdEndpoint
 from tenax._io.etcd.http_response import Head
 from tenax._io.etcd.settings import etcd_settings
 from tenax._io.etcd.subscription import Subscription
@@ -180,14 +180,13 @@ def test_a_watch_is_read_in_linear_time(end: bytes) -> None:
     """Including a line without an end in small parts."""
     endpoint = EtcdEndpoint(0, "127.0.0.1:1")
     with ClientInLoop(etcd_settings(endpoint.name)) as client:
-        connection = HttpConnection(client.loop, endpoint, client.etcd.pool, None)
 
         def read(parts: list[bytes]) -> None:
             ended: list[object] = []
-            stream = WatchStream(client.etcd, endpoint, b"k", b"", 1, ended.append, ended.append)
-            stream.on_part(connection, Head(200))
+            stream = WatchStream(client.etcd, endpoint, b"{}", ended.append, ended.append)
+            stream.on_part(Head(200))
             for part in parts:
-                stream.on_part(connection, part)
+                stream.on_part(part)
             assert not ended
 
         part = b'{"result":{}}' + end

@@ -13,8 +13,7 @@ import pytest
 from kit.http import TIMEOUT_S, kube_probe, receive_response, until_closed
 from kit.processes import leaving_nothing, on_linux, until
 from tenax._io.http.message import Request, Response, text
-from tenax._io.http.pending import DeferredResponse, Stream, event
-from tenax._io.http.server import ClientLimits, HttpServer
+from tenax._io.http.server import ClientLimits, DeferredResponse, HttpServer, Stream, event
 from tenax._io.listen import listen
 
 pytestmark = on_linux

@@ -1,9 +1,12 @@
-"""An attempt: one request to one endpoint, with a timeout. Reports its result once, never within ``start``.
+"""An exchange: one request on one connection. An attempt: an exchange that is one operation's request and answer.
 
-If an idle connection turns out to be closed, it is replaced once; that is not a failure.
+If an idle connection turns out to be closed, it is replaced once; that is not a failure. Neither reports its result
+within ``start``.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.etcd import gateway
@@ -17,83 +20,121 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.etcd.operations import Operation
+    from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.http_connection import Breakage, EtcdEndpoint, HttpConnection
     from tenax._io.etcd.http_response import Part
-    from tenax._io.etcd.pool import Pool
-    from tenax._io.interfaces import Cancellable, EventLoop
+    from tenax._io.interfaces import Cancellable
 
 _TLS_HANDSHAKE_S = 1.0  # the minimum timeout with a new TLS connection
 _MAX_BODY_BYTES = 512 << 20
 
 
-def http_request(endpoint: EtcdEndpoint, path: str, body: bytes, token: str = "", more: str = "") -> bytes:
-    """Return the bytes of a request. ``more`` are further header lines, each with its CRLF."""
-    authorization = f"Authorization: {token}\r\n" if token else ""
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {endpoint.name}\r\nContent-Type: application/json\r\n"
-        f"{authorization}{more}Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode("latin-1", "replace") + body
+class Exchange(ABC):
+    """One request to one endpoint, and the user of its connection."""
 
-
-class Attempt:
-    """One request to one endpoint."""
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        pool: Pool,
-        endpoint: EtcdEndpoint,
-        operation: Operation[Any],
-        token: str,
-        answered: Callable[[Any], None],
-        failed: Callable[[Fault], None],
-    ) -> None:
+    def __init__(self, client: EtcdClient, endpoint: EtcdEndpoint) -> None:
         self.endpoint = endpoint
+        self.token = ""
         self.sent_at = 0.0
-        self.local_address = ""
-        self.token = token
-        self._loop = loop
-        self._pool = pool
-        self._operation = operation
-        self._answered = answered
-        self._failed = failed
+        self._client = client
         self._connection: HttpConnection | None = None
         self._timer: Cancellable = NO_TIMER
         self._request = b""
         self._is_sent = False  # so it may be executed
         self._status = 0
+
+    @abstractmethod
+    def on_part(self, part: Part) -> None:
+        """Take a part of the response."""
+
+    @abstractmethod
+    def _lost(self, message: str) -> None:
+        """Handle the end of the connection."""
+
+    @abstractmethod
+    def _end(self, found: Any) -> None:
+        """End with a fault, or with an answer."""
+
+    def _set_request(self, path: str, body: bytes, more: str = "") -> None:
+        """``more`` are further header lines, each with its CRLF."""
+        authorization = f"Authorization: {self.token}\r\n" if self.token else ""
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {self.endpoint.name}\r\nContent-Type: application/json\r\n"
+            f"{authorization}{more}Content-Length: {len(body)}\r\n\r\n"
+        )
+        self._request = head.encode("latin-1", "replace") + body
+
+    def _connect(self, *, is_new: bool = False) -> None:
+        try:
+            self._connection = self._client.pool.take(self.endpoint, self, is_new=is_new)
+        except EtcdRefused as error:
+            fault = Fault("refused", error.message, is_certain=True, was_answered=False)
+            self._set_timer(0.0, lambda: self._end(fault))
+            return
+        if self._connection.is_open:
+            self.on_open()
+
+    def on_open(self) -> None:
+        assert self._connection is not None
+        self._is_sent = True
+        self.sent_at = self._client.loop.now()
+        self._connection.request(self._request)
+
+    def on_broken(self, breakage: Breakage) -> None:
+        connection, self._connection = self._connection, None
+        assert connection is not None
+        pool = self._client.pool
+        pool.drop(connection)
+        if connection.answered and not self._status:  # an idle connection was closed; try a new one
+            pool.forget(self.endpoint)
+            self._connect(is_new=True)
+        elif breakage.is_about_tls:
+            pool.read_files_again()
+            self._end(Fault("tls", breakage.message, is_certain=True, was_answered=False))
+        else:
+            self._lost(breakage.message)
+
+    def _set_timer(self, after_s: float, call: Callable[[], None]) -> None:
+        self._timer.cancel()
+        self._timer = self._client.loop.at(self._client.loop.now() + after_s, call)
+
+    def close(self) -> None:
+        """Stop without a callback. A request that was sent may still be executed."""
+        self._timer.cancel()
+        if self._connection is not None:
+            self._client.pool.drop(self._connection)
+            self._connection = None
+
+
+class Attempt(Exchange):
+    """One operation at one endpoint, with a timeout. ``ended`` gets the answer or the fault, once."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        endpoint: EtcdEndpoint,
+        operation: Operation[Any],
+        token: str,
+        ended: Callable[[Any], None],
+    ) -> None:
+        super().__init__(client, endpoint)
+        self.local_address = ""
+        self.token = token
+        self._operation = operation
+        self._ended = ended
         self._body: list[bytes] = []
         self._body_bytes = 0
 
     def start(self, limit_s: float, max_s: float) -> None:
         """Start with a timeout of ``limit_s``, longer for a TLS handshake, but at most ``max_s``."""
-        try:
-            self._request = http_request(self.endpoint, *gateway.encode(self._operation), self.token)
-            self._connection = self._pool.take(self.endpoint, self)
-        except EtcdRefused as error:
-            self._fail_soon(Fault("refused", error.message, is_certain=True, was_answered=False))
-            return
-        if not self._connection.is_open and self._pool.is_encrypted:
-            limit_s = max(limit_s, _TLS_HANDSHAKE_S)
-        self._timer = self._loop.at(self._loop.now() + min(limit_s, max_s), self._timed_out)
-        if self._connection.is_open:
-            self._send(self._connection)
+        self._set_request(*gateway.encode(self._operation))
+        self._connect()
+        if self._connection is not None:
+            if not self._connection.is_open and self._client.pool.is_encrypted:
+                limit_s = max(limit_s, _TLS_HANDSHAKE_S)
+            self._set_timer(min(limit_s, max_s), self._timed_out)
 
-    def _fail_soon(self, fault: Fault) -> None:
-        self._timer = self._loop.at(self._loop.now(), lambda: self._end(fault))
-
-    def _send(self, connection: HttpConnection) -> None:
-        self._is_sent = True
-        self.sent_at = self._loop.now()
-        connection.request(self._request)
-
-    # --- as the user of a connection ----------------------------------------------------------------------------------
-
-    def on_open(self, connection: HttpConnection) -> None:
-        self._send(connection)
-
-    def on_part(self, connection: HttpConnection, part: Part) -> None:
+    def on_part(self, part: Part) -> None:
         if isinstance(part, Head):
             self._status = part.status
         elif isinstance(part, bytes):
@@ -102,54 +143,29 @@ class Attempt:
             if self._body_bytes > _MAX_BODY_BYTES:
                 self._end(Fault("rejected", f"the answer is larger than {_MAX_BODY_BYTES >> 20} MiB"))
         else:
-            self.local_address = connection.local_address
+            assert self._connection is not None
+            self.local_address = self._connection.local_address
             if part.keeps_open:
+                self._client.pool.give_back(self._connection)
                 self._connection = None
-                self._pool.give_back(connection)
-            self._decode()
-
-    def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None:
-        self._pool.drop(connection)
-        if connection.answered and not self._status:  # an idle connection was closed; try a new one
-            self._pool.forget(self.endpoint)
             try:
-                self._connection = self._pool.take(self.endpoint, self, is_new=True)
-            except EtcdRefused as error:
-                self._end(Fault("refused", error.message, was_answered=False))
-            return
-        if breakage.is_about_tls:
-            self._pool.read_files_again()
-            self._end(Fault("tls", breakage.message, is_certain=True, was_answered=False))
-        else:
-            # A member that expects TLS closes a plain connection without an answer; so does one that exits.
-            closed_silently = self._is_sent and not self._status and not self._pool.is_encrypted
-            hint = " without an answer (if it expects TLS, use https://)" if closed_silently else ""
-            self._end(Fault("again", breakage.message + hint, not self._is_sent, was_answered=False))
+                found = gateway.decode(self._operation, self._status, b"".join(self._body))
+            except gateway.InvalidResponse as error:
+                found = Fault("again", f"invalid response: {error}")
+            self._end(found)
 
-    def _decode(self) -> None:
-        try:
-            found = gateway.decode(self._operation, self._status, b"".join(self._body))
-        except gateway.InvalidResponse as error:
-            self._end(Fault("again", f"invalid response: {error}"))
-            return
-        self._end(found)
+    def _lost(self, message: str) -> None:
+        # A member that expects TLS closes a plain connection without an answer; so does one that exits.
+        closed_silently = self._is_sent and not self._status and not self._client.pool.is_encrypted
+        hint = " without an answer (if it expects TLS, use https://)" if closed_silently else ""
+        self._end(Fault("again", message + hint, not self._is_sent, was_answered=False))
 
     def _timed_out(self) -> None:
-        connection = self._connection
-        trouble = "did not answer in time" if connection is not None and connection.is_open else "cannot be reached"
-        self._pool.forget(self.endpoint)
+        is_open = self._connection is not None and self._connection.is_open
+        self._client.pool.forget(self.endpoint)
+        trouble = "did not answer in time" if is_open else "cannot be reached"
         self._end(Fault("again", trouble, not self._is_sent, was_answered=False))
 
     def _end(self, found: Any) -> None:
-        self.cancel()
-        if isinstance(found, Fault):
-            self._failed(found)
-        else:
-            self._answered(found)
-
-    def cancel(self) -> None:
-        """Stop without a callback. A request that was sent may still be executed."""
-        self._timer.cancel()
-        if self._connection is not None:
-            self._pool.drop(self._connection)
-            self._connection = None
+        self.close()
+        self._ended(found)

@@ -16,7 +16,7 @@ import sys
 
 import msgspec
 
-from tenax._io.helper_process import inheritable_environ
+from tenax._io.helper_process import SECRET_VARIABLES, inheritable_environ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ LEAST = (3, 4)
 # Upstream's warning: data may become inconsistent between members after a crash.
 _NOT_FOR_PRODUCTION = ((3, 5, 0), (3, 5, 2))
 _HOW = f"install etcd (Debian, Ubuntu: apt-get install etcd-server), or set {VARIABLES[1]} to its path"
-_SECRETS = ("TENAX_RDZV_TOKEN", "TENAX_ETCD_PASSWORD")
 
 
 class EtcdUnusable(Exception):
@@ -48,8 +47,7 @@ def find_etcd(environ: Mapping[str, str] | None = None, beside: str = sys.execut
     """Return the path of the program. Raises ``EtcdUnusable``."""
     environ = os.environ if environ is None else environ
     for variable in VARIABLES:
-        named = environ.get(variable, "")
-        if named:
+        if named := environ.get(variable, ""):
             found = shutil.which(named, path=environ.get("PATH"))
             if found is None:
                 raise EtcdUnusable(f"{variable} is {named!r}, which is not an executable program; change or unset it")
@@ -66,18 +64,17 @@ def judge_version(path: str, printed: str) -> EtcdVersion:
     if found is None:
         first_line = printed.strip().partition("\n")[0][:120]
         raise EtcdUnusable(f"{path} --version printed {first_line!r}; expected 'etcd Version: 3.4' or later; {_HOW}")
-    number = (int(found[1]), int(found[2]), int(found[3] or 0))
-    version = EtcdVersion(number)
-    if number < LEAST:
+    version = EtcdVersion((int(found[1]), int(found[2]), int(found[3] or 0)))
+    if version.number < LEAST:
         raise EtcdUnusable(f"{path} is etcd {version}; tenax needs 3.4 or later; {_HOW}")
     first, last = _NOT_FOR_PRODUCTION
-    if first <= number <= last:
-        warning = (
-            f"{path} is etcd {version}; upstream does not recommend 3.5.0 to 3.5.2 for production, because members "
-            "may become inconsistent after a crash; use 3.4.22 or later, or 3.5.6 or later"
-        )
-        return EtcdVersion(number, warning)
-    return version
+    if not first <= version.number <= last:
+        return version
+    warning = (
+        f"{path} is etcd {version}; upstream does not recommend 3.5.0 to 3.5.2 for production, because members "
+        "may become inconsistent after a crash; use 3.4.22 or later, or 3.5.6 or later"
+    )
+    return EtcdVersion(version.number, warning)
 
 
 def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -91,10 +88,10 @@ def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     kept = {
         name: value
         for name, value in (inheritable_environ() if environ is None else environ).items()
-        if not name.startswith("ETCD_") and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
+        if not name.startswith("ETCD_")
+        and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
+        and name not in SECRET_VARIABLES
     }
     if platform.machine() in ("aarch64", "arm64"):
         kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # 3.4 does not start there without it
-    for name in _SECRETS:
-        kept.pop(name, None)
     return kept

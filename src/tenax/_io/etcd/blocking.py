@@ -11,23 +11,23 @@ import os
 from threading import Condition
 from typing import Generic, TypeVar
 
-from tenax._core.etcd.errors import EtcdError
-from tenax._core.etcd.operations import Change
+import msgspec
+
+from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.client import PATIENCE_S, EtcdClient
-from tenax._io.etcd.watch_stream import WatchStream
+from tenax._io.etcd.subscription import Subscription
 from tenax._io.loop import NO_TIMER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.etcd.operations import Operation
+    from tenax._core.etcd.operations import Change, Operation
     from tenax._io.etcd.gateway import Fault
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.interfaces import Cancellable
 
 A = TypeVar("A")
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class BlockingEtcd:
@@ -60,7 +60,10 @@ class BlockingEtcd:
     def wait_for_change(self, key: bytes, end: bytes, from_revision: int, timeout_s: float) -> list[Change]:
         """Return the next changes from that revision on, or none after ``timeout_s``. Raises EtcdError."""
         result: _Result[list[Change]] = _Result(self._condition_in_this_process())
-        waiting = _ChangeWait(self._client, key, end, from_revision, timeout_s, result)
+        done, failed = result.succeed, result.fail
+        waiting = _ChangeWait(
+            self._client, key, end, lambda _: None, done, failed, next_revision=from_revision, timeout_s=timeout_s
+        )
 
         def start() -> None:
             result.on_cancel = waiting.close
@@ -126,15 +129,14 @@ class BlockingEtcd:
             condition.notify_all()
 
 
-class _Result(Generic[A]):
+class _Result(msgspec.Struct, Generic[A], eq=False):
     """The result of one operation of a waiting thread."""
 
-    def __init__(self, condition: Condition) -> None:
-        self._condition = condition
-        self._answer: A | None = None
-        self._error: EtcdError | None = None
-        self.is_done = False
-        self.on_cancel: Callable[[], None] | None = None
+    _condition: Condition
+    _answer: A | None = None
+    _error: EtcdError | None = None
+    is_done: bool = False
+    on_cancel: Callable[[], None] | None = None
 
     def succeed(self, answer: A) -> None:
         self._answer = answer
@@ -161,73 +163,48 @@ class _Result(Generic[A]):
             self.on_cancel()
 
 
-class _ChangeWait:
-    """A watch that ends with the first change."""
+class _ChangeWait(Subscription, eq=False):
+    """A watch that ends with the first change, a final error, or after ``timeout_s``."""
 
-    def __init__(
-        self,
-        client: EtcdClient,
-        key: bytes,
-        end: bytes,
-        from_revision: int,
-        timeout_s: float,
-        result: _Result[list[Change]],
-    ) -> None:
-        self._client = client
-        self._range = (key, end, from_revision)
-        self._timeout_s = timeout_s
-        self._result = result
-        self._stream: WatchStream | None = None
-        self._limit: Cancellable = NO_TIMER
-        self._pause: Cancellable = NO_TIMER
-        self._pause_s = _FIRST_PAUSE_S
-        self._refusals = 0
-        self._trouble: EtcdError | None = None
+    timeout_s: float = 0.0
+    _limit: Cancellable = NO_TIMER
+    _trouble: EtcdError | None = None  # why there is no open stream
 
     def start(self) -> None:
         loop = self._client.loop
-        self._limit = loop.at(loop.now() + self._timeout_s, self._timed_out)
+        self._limit = loop.at(loop.now() + self.timeout_s, self._timed_out)
         self._watch()
 
-    def _watch(self) -> None:
-        self._stream = WatchStream(
-            self._client, self._client.preferred_endpoint, *self._range, self._changed, self._ended, self._opened
-        )
-        self._stream.start()
+    def _resume(self) -> None:
+        self._watch()
 
-    def _opened(self) -> None:
+    def _stream_opened(self) -> None:
+        super()._stream_opened()
         self._trouble = None
-        self._pause_s = _FIRST_PAUSE_S
-        self._refusals = 0
 
-    def _changed(self, changes: list[Change]) -> None:
+    def _take(self, changes: list[Change]) -> None:
         self.close()
-        self._result.succeed(changes)
+        self._changed(changes)
 
-    def _ended(self, fault: Fault) -> None:
+    def _stream_ended(self, fault: Fault) -> None:
         assert self._stream is not None
-        endpoint, self._stream = self._stream.endpoint, None
-        self._trouble = fault.error(endpoint.name)
-        self._client.endpoint_after(endpoint)
-        if fault.kind in ("token", "refused", "tls"):
-            self._refusals += 1
-        if fault.kind in ("again", "token", "refused", "tls") and self._refusals <= self._client.endpoint_count:
-            self._pause = self._client.loop.at(self._client.loop.now() + self._pause_s, self._watch)
-            self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
+        self._trouble = fault.error(self._stream.endpoint.name)
+        super()._stream_ended(fault)
+
+    def _fail(self, error: EtcdError) -> None:
+        if isinstance(error, EtcdUnavailable):
+            self._resume_later()
         else:
             self.close()
-            self._result.fail(self._trouble)
+            self._troubled(error)
 
     def _timed_out(self) -> None:
         self.close()
         if self._trouble is None:
-            self._result.succeed([])
+            self._changed([])
         else:
-            self._result.fail(self._trouble)
+            self._troubled(self._trouble)
 
     def close(self) -> None:
+        super().close()
         self._limit.cancel()
-        self._pause.cancel()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None

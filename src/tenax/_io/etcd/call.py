@@ -12,11 +12,14 @@ Invariants:
 
 from __future__ import annotations
 
+import msgspec
+
 from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Authenticate
 from tenax._core.text import format_seconds
 from tenax._io.etcd import gateway
 from tenax._io.etcd.attempt import Attempt
+from tenax._io.etcd.gateway import Fault
 from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
@@ -26,8 +29,7 @@ if TYPE_CHECKING:
 
     from tenax._core.etcd.errors import EtcdError
     from tenax._core.etcd.operations import Operation
-    from tenax._io.etcd.client import EtcdClient, TokenWait
-    from tenax._io.etcd.gateway import Fault
+    from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.http_connection import EtcdEndpoint
     from tenax._io.interfaces import Cancellable
 
@@ -36,36 +38,30 @@ _AUTHENTICATE_S = 1.0  # at least: bcrypt is slow on purpose
 _MAX_TOKENS = 3  # tokens refused in one call before it fails
 
 
-class EtcdCall:
+class EtcdCall(msgspec.Struct, eq=False):
     """A call in progress. Created by the client."""
 
-    def __init__(
-        self,
-        client: EtcdClient,
-        operation: Operation[Any],
-        done: Callable[[Any], None],
-        failed: Callable[[EtcdError], None],
-        patience_s: float,
-    ) -> None:
-        self.begun_at = client.loop.now()
-        self.sent_at = self.begun_at  # when the attempt that was answered was sent
-        self._client = client
-        self._operation = operation
-        self._done = done
-        self._failed = failed
-        self._patience_s = patience_s
-        self._until = self.begun_at + patience_s
-        self._endpoint: EtcdEndpoint = client.preferred_endpoint
-        self._tried_in_round = 0
-        self._tls_in_round = 0
-        self._round = 0
-        self._tokens_refused = 0
-        self._is_certain = True
-        self._troubles: dict[str, str] = {}
-        self._attempt: Attempt | None = None
-        self._wait: TokenWait | None = None
-        self._timer: Cancellable = NO_TIMER
-        self._is_over = False
+    _client: EtcdClient
+    _operation: Operation[Any]
+    _done: Callable[[Any], None]
+    _failed: Callable[[EtcdError], None]
+    _patience_s: float
+    begun_at: float
+    _endpoint: EtcdEndpoint
+    sent_at: float = 0.0  # when the attempt that was answered was sent
+    _tried_in_round: int = 0
+    _tls_in_round: int = 0
+    _round: int = 0
+    _tokens_refused: int = 0
+    _is_certain: bool = True
+    _troubles: dict[str, str] = {}
+    _attempt: Attempt | None = None
+    _timer: Cancellable = NO_TIMER
+    _is_over: bool = False
+
+    @property
+    def _until(self) -> float:
+        return self.begun_at + self._patience_s
 
     def start(self) -> None:
         try:
@@ -81,41 +77,42 @@ class EtcdCall:
         elif isinstance(self._operation, Authenticate):
             self._send("")
         else:
-            self._wait = self._client.token.get(self._send, self._no_token)
-            if self._wait is not None:
+            self._client.token.get(self._send, self._no_token)
+            if self._attempt is None:  # it waits for a token
                 self._timer = self._client.loop.at(self._until, self._give_up)
 
     def _send(self, token: str) -> None:
-        self._wait = None
+        if self._is_over:
+            return
         self._timer.cancel()
         client = self._client
         left_s = max(0.001, self._until - client.loop.now())
         limit_s = client.settings.attempt_s * 2**self._round
         if isinstance(self._operation, Authenticate):
             limit_s = max(limit_s, _AUTHENTICATE_S)
-        self._attempt = Attempt(
-            client.loop, client.pool, self._endpoint, self._operation, token, self._answered, self._attempt_failed
-        )
+        self._attempt = Attempt(client, self._endpoint, self._operation, token, self._attempt_ended)
         self._attempt.start(limit_s, left_s)
 
     # --- results of an attempt ----------------------------------------------------------------------------------------
 
-    def _answered(self, answer: Any) -> None:
-        assert self._attempt is not None
-        self.sent_at = self._attempt.sent_at
-        self._client.note_success(self._endpoint, self._attempt.local_address)
-        self._finish()
-        self._done(answer)
-
-    def _attempt_failed(self, fault: Fault) -> None:
+    def _attempt_ended(self, found: Any) -> None:
         assert self._attempt is not None
         attempt, self._attempt = self._attempt, None
+        if isinstance(found, Fault):
+            self._attempt_failed(attempt.token, found)
+        else:
+            self.sent_at = attempt.sent_at
+            self._client.note_success(self._endpoint, attempt.local_address)
+            self.cancel()
+            self._done(found)
+
+    def _attempt_failed(self, token: str, fault: Fault) -> None:
         is_certain = fault.is_certain or not gateway.has_side_effects(self._operation)
         self._is_certain = self._is_certain and is_certain
         match fault.kind:
             case "token" if self._client.token.has_user and self._tokens_refused < _MAX_TOKENS:
                 self._tokens_refused += 1
-                self._client.token.was_refused(attempt.token)
+                self._client.token.was_refused(token)
                 self._continue()
             case "again" | "tls":
                 self._try_next(fault)
@@ -142,7 +139,8 @@ class EtcdCall:
         self._timer = self._client.loop.at(min(self._client.loop.now() + pause_s, self._until), self._continue)
 
     def _no_token(self, error: EtcdError) -> None:
-        self._wait = None
+        if self._is_over:
+            return
         self._timer.cancel()
         if isinstance(error, EtcdUnavailable) and self._client.loop.now() < self._until:
             self._troubles.setdefault(self._endpoint.name, "no auth token")
@@ -158,28 +156,20 @@ class EtcdCall:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _fail(self, error: EtcdError) -> None:
-        self._finish()
+        self.cancel()
         if isinstance(error, EtcdUnavailable) and not self._is_certain:
             error = EtcdUnavailable(error.message, is_certain=False)
         self._failed(error)
 
     def cancel(self) -> None:
         """Stop without a callback. A request that was sent may still be executed."""
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._is_over:
-            return
         self._is_over = True
         self._timer.cancel()
-        if self._wait is not None:
-            self._wait.cancel()
         if self._attempt is not None:
-            self._attempt.cancel()
+            self._attempt.close()
             self._attempt = None
         self._client.calls.discard(self)
 
 
 def format_troubles(troubles: dict[str, str]) -> str:
-    """Return the failures by endpoint as text."""
     return "; ".join(f"{name}: {trouble}" for name, trouble in troubles.items())

@@ -13,8 +13,7 @@ import msgspec
 from tenax._core.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Authenticate, AuthenticateAnswer
 from tenax._io.etcd.call import EtcdCall, format_troubles
-from tenax._io.etcd.http_connection import EtcdEndpoint
-from tenax._io.etcd.pool import Pool
+from tenax._io.etcd.http_connection import EtcdEndpoint, Pool
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,54 +33,42 @@ A = TypeVar("A")
 PATIENCE_S = 5.0
 
 
-class TokenWait(msgspec.Struct, eq=False):
-    """One call's wait for a token."""
-
-    ready: Ready
-    failed: Failed
-    is_active: bool = True
-
-    def cancel(self) -> None:
-        self.is_active = False
-
-
-class Token:
+class Token(msgspec.Struct, eq=False):
     """The auth token of one client; empty without a user. All calls that need a new one share one authentication."""
 
-    def __init__(self, user: str, password: str, authenticate: Authenticator, waits_for_users: bool = False) -> None:
-        self._user = user
-        self._password = password
-        self._authenticate = authenticate
-        self._waits_for_users = waits_for_users
-        self.is_without_users = False  # etcd has no users, so the user and the password were ignored
-        self._token: str | None = None if user else ""
-        self._waits: list[TokenWait] = []
+    _user: str
+    _password: str
+    _waits_for_users: bool
+    _authenticate: Authenticator
+    is_without_users: bool = False  # etcd has no users, so the user and the password were ignored
+    _token: str | None = None
+    _waits: list[tuple[Ready, Failed]] = []
 
     @property
     def has_user(self) -> bool:
         return bool(self._user)
 
-    def get(self, ready: Ready, failed: Failed) -> TokenWait | None:
-        """Call ``ready`` now if the token is known; otherwise return a wait for it."""
-        if self._token is not None:
+    def get(self, ready: Ready, failed: Failed) -> None:
+        """Call one of the two: at once if the token is known. A caller that has stopped waiting ignores the call."""
+        if not self._user:
+            ready("")
+        elif self._token is not None:
             ready(self._token)
-            return None
-        wait = TokenWait(ready, failed)
-        self._waits.append(wait)
-        if len(self._waits) == 1:
-            self._authenticate(Authenticate(self._user, self._password), self._arrived, self._refused)
-        return wait
+        else:
+            self._waits.append((ready, failed))
+            if len(self._waits) == 1:
+                self._authenticate(Authenticate(self._user, self._password), self._arrived, self._refused)
 
     def was_refused(self, token: str) -> None:
         """Discard the token if it is this one."""
-        if self._user and token == self._token:
+        if token == self._token:
             self._token = None
 
     def _arrived(self, answer: AuthenticateAnswer) -> None:
         self._token = answer.token
-        for wait in self._take_waits():
-            if wait.is_active:
-                wait.ready(answer.token)
+        waits, self._waits = self._waits, []
+        for ready, _ in waits:
+            ready(answer.token)
 
     def _refused(self, error: EtcdError) -> None:
         if isinstance(error, EtcdRejected) and "not enabled" in error.message:
@@ -90,13 +77,9 @@ class Token:
                 self._arrived(AuthenticateAnswer(""))  # without users etcd serves every client
                 return
             error = EtcdUnavailable("etcd has no users yet", is_certain=True)
-        for wait in self._take_waits():
-            if wait.is_active:
-                wait.failed(error)
-
-    def _take_waits(self) -> list[TokenWait]:
         waits, self._waits = self._waits, []
-        return waits
+        for _, failed in waits:
+            failed(error)
 
 
 class EtcdClient:
@@ -106,7 +89,7 @@ class EtcdClient:
         self.loop = loop
         self.settings = settings
         self.pool = Pool(loop, settings.tls)
-        self.token = Token(settings.user, settings.password, self.call, settings.waits_for_users)
+        self.token = Token(settings.user, settings.password, settings.waits_for_users, self.call)
         self._endpoints = [EtcdEndpoint(index, text) for index, text in enumerate(settings.endpoints)]
         self.preferred_endpoint = self._endpoints[0]
         self.calls: set[EtcdCall] = set()
@@ -124,7 +107,7 @@ class EtcdClient:
         patience_s: float = PATIENCE_S,
     ) -> EtcdCall:
         """Start a call. ``done`` or ``failed`` is called once, never within this method; neither if closed."""
-        call = EtcdCall(self, operation, done, failed, patience_s)
+        call = EtcdCall(self, operation, done, failed, patience_s, self.loop.now(), self.preferred_endpoint)
         if not self._is_closed:
             self.calls.add(call)
             call.start()

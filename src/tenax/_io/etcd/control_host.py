@@ -64,15 +64,8 @@ class ControlHost(msgspec.Struct, frozen=True):
 
 def split_names(endpoint_text: str) -> tuple[str, ...]:
     """Return the unique names in ``n0,n1,n2`` or ``http://n0:2379,http://n1:2379``."""
-    names: dict[str, None] = {}
-    for text in endpoint_text.split(","):
-        name = text.strip()
-        for scheme in ("http://", "https://"):
-            name = name.removeprefix(scheme)
-        name = name.removesuffix("/")
-        if name:
-            names[name] = None
-    return tuple(names)
+    texts = (text.strip().removeprefix("http://").removeprefix("https://") for text in endpoint_text.split(","))
+    return tuple(dict.fromkeys(filter(None, (text.removesuffix("/") for text in texts))))
 
 
 def control_hosts(names: tuple[str, ...], default_port: int, *, is_tls: bool) -> tuple[ControlHost, ...]:
@@ -132,7 +125,7 @@ def taken_port(addresses: list[str], ports: tuple[int, ...]) -> int:
     return 0
 
 
-class MemberAddress:
+class MemberAddress(msgspec.Struct, eq=False):
     """Finds out which of the control hosts is this host.
 
     Calls once, from the loop: ``found`` with the host and the addresses to listen at, or ``nowhere``. Names are
@@ -140,24 +133,19 @@ class MemberAddress:
     compared. A name that cannot be resolved yet is retried by a timer for a while, because no event announces it.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        hosts: tuple[ControlHost, ...],
-        found: Callable[[ControlHost, list[str]], None],
-        nowhere: Callable[[], None],
-    ) -> None:
-        self._loop = loop
-        self._hosts = hosts
-        self._found = found
-        self._nowhere = nowhere
-        self._until = loop.now() + _RESOLVE_PATIENCE_S
-        self._lookups: list[Lookup] = []
-        self._timer: Cancellable = NO_TIMER
-        self._answers: dict[str, list[Address] | None] = {}
+    _loop: EventLoop
+    _hosts: tuple[ControlHost, ...]
+    _found: Callable[[ControlHost, list[str]], None]
+    _nowhere: Callable[[], None]
+    _until: float = 0.0
+    _lookups: list[Lookup] = []
+    _timer: Cancellable = NO_TIMER
+    _answers: dict[str, list[Address] | None] = {}
 
     def start(self) -> None:
-        self._timer = self._loop.at(self._loop.now(), self._resolve)
+        now = self._loop.now()
+        self._until = now + _RESOLVE_PATIENCE_S
+        self._timer = self._loop.at(now, self._resolve)
 
     def _resolve(self) -> None:
         self._answers.clear()
@@ -241,11 +229,7 @@ def first_cluster(hosts: Iterable[ControlHost]) -> dict[str, str]:
 def present_cluster(members: Iterable[Member], hosts: Iterable[ControlHost]) -> dict[str, str]:
     """Return the current members. A member that has not started yet has no name; its URL identifies it."""
     names = {host.peer_url: host.name for host in hosts}
-    cluster = {}
-    for member in members:
-        for url in member.peer_urls:
-            cluster[names.get(url) or member.name or f"{member.id:x}"] = url
-    return cluster
+    return {names.get(url) or member.name or f"{member.id:x}": url for member in members for url in member.peer_urls}
 
 
 def _tls_flags(tls: TlsFiles) -> list[str]:

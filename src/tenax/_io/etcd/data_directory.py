@@ -26,8 +26,6 @@ class DataDirectoryRefused(Exception):
 
 
 class DataDirectory:
-    """See the module."""
-
     def __init__(self, root: str, run_id: str, member: str, cluster: tuple[str, ...]) -> None:
         digest = hashlib.sha256("\0".join((run_id, member, *cluster)).encode()).hexdigest()[:12]
         self._parent = os.path.join(os.path.abspath(root), f"tenax_etcd_{os.getuid()}")
@@ -97,7 +95,6 @@ class DataDirectory:
         return 0
 
     def log_since(self, offset: int) -> str:
-        """Return the end of the log after ``offset``."""
         try:
             with open(self.log, "rb") as log:
                 log.seek(max(offset, os.fstat(log.fileno()).st_size - _TAIL_SIZE))

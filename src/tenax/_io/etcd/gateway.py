@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Literal, get_args
+from collections.abc import Iterator
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -45,19 +46,15 @@ from tenax._core.etcd.operations import (
 )
 from tenax._core.model import assert_never
 
+T = TypeVar("T")
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 WATCH_PATH = "/v3/watch"
 ROOT = "root"  # the user and the role that etcd requires before authentication can be enabled
 _IN_TRANSACTION = {Range: "request_range", Put: "request_put", Delete: "request_delete_range"}
 _RESULTS = {"=": "EQUAL", "!=": "NOT_EQUAL", ">": "GREATER", "<": "LESS"}
-_TARGETS = {
-    "create": "create_revision",
-    "mod": "mod_revision",
-    "version": "version",
-    "value": "value",
-    "lease": "lease",
-}
+_TARGETS = {"create": "create_revision", "mod": "mod_revision"}  # the other fields have the name of their target
 _USER_REQUESTS: dict[UserStep, tuple[str, dict[str, str]]] = {
     "add user": ("/v3/auth/user/add", {"name": ROOT}),
     "add role": ("/v3/auth/role/add", {"name": ROOT}),
@@ -104,7 +101,7 @@ def _comparison(compare: Compare) -> dict[str, Any]:
         **({"range_end": compare.end} if compare.end else {}),
         "target": compare.target.upper(),
         "result": _RESULTS[compare.result],
-        _TARGETS[compare.target]: value,
+        _TARGETS.get(compare.target, compare.target): value,
     }
 
 
@@ -119,8 +116,6 @@ def has_side_effects(operation: Operation[Any]) -> bool:
 
 
 class _Response(msgspec.Struct):
-    """One response within a transaction."""
-
     response_range: RangeAnswer | None = None
     response_put: PutAnswer | None = None
     response_delete_range: DeleteAnswer | None = None
@@ -143,18 +138,12 @@ class _Fault(msgspec.Struct):
     error: str = ""
 
 
-class _LeaseLine(msgspec.Struct):
-    result: LeaseAnswer | None = None
-    error: _Fault | None = None
-
-
 class _Event(msgspec.Struct):
     kv: KeyValue
     type: str = "PUT"
 
 
 class _WatchResult(msgspec.Struct):
-    header: Header = Header()
     created: bool = False
     canceled: bool = False
     compact_revision: int = 0
@@ -162,8 +151,10 @@ class _WatchResult(msgspec.Struct):
     events: tuple[_Event, ...] = ()
 
 
-class _WatchLine(msgspec.Struct):
-    result: _WatchResult | None = None
+class _Line(msgspec.Struct, Generic[T]):
+    """One message of a stream."""
+
+    result: T | None = None
     error: _Fault | None = None
 
 
@@ -201,7 +192,7 @@ def decode(operation: Operation[Any], status: int, body: bytes) -> Any:
             found = _decode(_Transaction, body)
             return TransactionAnswer(found.header, found.succeeded, tuple(each.answer for each in found.responses))
         case KeepAlive():
-            line = _decode(_LeaseLine, body.partition(b"\n")[0])
+            line = _decode(_Line[LeaseAnswer], body.partition(b"\n")[0])
             if line.error is not None:
                 return _fault_of(line.error)
             return line.result or Fault("again", "the keep-alive ended without an answer")
@@ -227,7 +218,6 @@ def _as_success(operation: Operation[Any], fault: Fault) -> Any:
 class WatchMessage(msgspec.Struct, frozen=True):
     """One message of a watch: it is open, it has changes, or it ended with a fault."""
 
-    revision: int = 0
     is_open: bool = False
     changes: tuple[Change, ...] = ()
     fault: Fault | None = None
@@ -235,17 +225,14 @@ class WatchMessage(msgspec.Struct, frozen=True):
 
 def decode_watch(line: bytes) -> WatchMessage:
     """Decode one line of the stream. Raises InvalidResponse."""
-    message: _WatchLine = _decode(_WatchLine, line)
-    result = message.result
+    message: _Line[_WatchResult] = _decode(_Line[_WatchResult], line)
+    result = message.result or _WatchResult()
     if message.error is not None:
         return WatchMessage(fault=_fault_of(message.error))
-    if result is None:
-        return WatchMessage()
-    revision = result.header.revision
     if result.canceled:
-        return WatchMessage(revision, fault=_cancellation(result))
+        return WatchMessage(fault=_cancellation(result))
     changes = tuple(Change("delete" if each.type == "DELETE" else "put", each.kv) for each in result.events)
-    return WatchMessage(revision, result.created, changes)
+    return WatchMessage(result.created, changes)
 
 
 def _cancellation(result: _WatchResult) -> Fault:
@@ -317,8 +304,16 @@ _MEANINGS: tuple[tuple[FaultKind, re.Pattern[str]], ...] = (
 _CERTAINLY_NOT_DONE = re.compile(
     r"too many requests|no leader$|not enough started members|in sync with leader|unhealthy cluster", re.I
 )
-# gRPC codes: invalid argument, not found, already exists, failed precondition, out of range, unimplemented.
-_REJECTING_CODES = frozenset((3, 5, 6, 9, 11, 12))
+_CODES: dict[str, tuple[int, FaultKind]] = {
+    "InvalidArgument": (3, "rejected"),
+    "NotFound": (5, "rejected"),
+    "AlreadyExists": (6, "rejected"),
+    "PermissionDenied": (7, "refused"),
+    "FailedPrecondition": (9, "rejected"),
+    "OutOfRange": (11, "rejected"),
+    "Unimplemented": (12, "rejected"),
+    "Unauthenticated": (16, "token"),
+}
 _OF_STATUS: dict[int, FaultKind] = {401: "token", 403: "refused", 407: "refused", 408: "again", 429: "again"}
 
 
@@ -343,27 +338,10 @@ def judge(code: int, text: str) -> Fault:
     wrapping = _WRAPPING.match(text)
     message = (text[wrapping.end() :] if wrapping else text) or f"unknown error (code {code})"
     if code == 0 and (named := re.search(r"code = (\w+)", text)):
-        code = _CODES.get(named[1], 0)
-    is_certain = _CERTAINLY_NOT_DONE.search(message) is not None
-    if known := next((kind for kind, pattern in _MEANINGS if pattern.search(message)), None):
-        return Fault(known, message, is_certain)
-    if code == 16:
-        return Fault("token", message)
-    if code == 7:
-        return Fault("refused", message)
-    return Fault("rejected" if code in _REJECTING_CODES else "again", message, is_certain)
-
-
-_CODES = {
-    "InvalidArgument": 3,
-    "NotFound": 5,
-    "AlreadyExists": 6,
-    "PermissionDenied": 7,
-    "FailedPrecondition": 9,
-    "OutOfRange": 11,
-    "Unimplemented": 12,
-    "Unauthenticated": 16,
-}
+        code = _CODES.get(named[1], (0, "again"))[0]
+    by_text: Iterator[FaultKind] = (kind for kind, pattern in _MEANINGS if pattern.search(message))
+    kind = next(by_text, dict(_CODES.values()).get(code, "again"))
+    return Fault(kind, message, is_certain=_CERTAINLY_NOT_DONE.search(message) is not None)
 
 
 def _fault_from_status(status: int, body: bytes) -> Fault:

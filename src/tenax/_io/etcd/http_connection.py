@@ -1,7 +1,7 @@
-"""A non-blocking HTTP connection to one endpoint: resolve, connect, TLS handshake, then one exchange after the other.
+"""A non-blocking HTTP connection to one endpoint, and the pool of idle ones.
 
-Watched by the loop. It has one user at a time. It calls the user when it is open, for each part of the response, and
-once when it breaks; never within a call of the user.
+It resolves, connects, does the TLS handshake, then one exchange after the other. It has one user at a time. It calls
+the user when it is open, for each part of the response, and once when it breaks; never within a call of the user.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 
+from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Endpoint, Lookup
 from tenax._io.etcd.http_response import End, HttpError, Part, ResponseReader
@@ -24,31 +24,33 @@ if TYPE_CHECKING:
     import ssl
 
     from tenax._io.endpoint import Address
+    from tenax._io.etcd.attempt import Exchange
     from tenax._io.interfaces import EventLoop
-    from tenax._io.tls import TlsFailure, TlsStream
+    from tenax._io.tls import TlsFailure, TlsFiles, TlsStream
 
 _READ_BYTES = 256 << 10
 # A host that vanished sends nothing: TCP keep-alive and the user timeout end such connections.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_COUNT = 2, 1, 3
 _USER_TIMEOUT_MS = 5000
+_MAX_IDLE = 8  # per endpoint
+_MAX_IDLE_S = 30.0  # a NAT or firewall may have dropped an older connection
 
 
-class EtcdEndpoint:
+class EtcdEndpoint(msgspec.Struct, eq=False):
     """One of the endpoints that the user gave. A host name may resolve to several addresses; they take turns."""
 
-    def __init__(self, index: int, text: str) -> None:
-        self.index = index
-        self.name = text
-        self.target = Endpoint.parse(text)
-        self._failures = 0
+    index: int
+    name: str
+    failures: int = 0
+
+    @property
+    def target(self) -> Endpoint:
+        return Endpoint.parse(self.name)
 
     def in_order(self, addresses: list[Address]) -> list[Address]:
         """Return the addresses, starting with one that did not fail last."""
-        first = self._failures % len(addresses)
+        first = self.failures % len(addresses)
         return addresses[first:] + addresses[:first]
-
-    def address_failed(self) -> None:
-        self._failures += 1
 
 
 class Breakage(msgspec.Struct, frozen=True):
@@ -58,52 +60,39 @@ class Breakage(msgspec.Struct, frozen=True):
     is_about_tls: bool = False
 
 
-class ConnectionUser(Protocol):
-    """Receives what happens to a connection."""
-
-    def on_open(self, connection: HttpConnection) -> None: ...
-
-    def on_part(self, connection: HttpConnection, part: Part) -> None: ...
-
-    def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None: ...
-
-
-class HttpConnection:
-    """One connection."""
-
-    def __init__(
-        self, loop: EventLoop, endpoint: EtcdEndpoint, user: ConnectionUser, tls: ssl.SSLContext | None
-    ) -> None:
-        self.endpoint = endpoint
-        self.user: ConnectionUser | None = user  # None while it is idle
-        self.is_open = False
-        self.answered = 0  # completed exchanges
-        self.idle_since = 0.0
-        self._loop = loop
-        self._context = tls
-        self._lookup = Lookup(
-            loop, endpoint.target, self._connect, lambda why: self._break(f"host name lookup failed: {why}")
-        )
-        self._connecting: ConnectAttempt | None = None
-        self._sock: socket.socket | None = None
-        self._unsent = bytearray()
-        self._reader: ResponseReader | None = None
-        self._tls: TlsStream | None = None
-        self._is_closed = False
+class HttpConnection(msgspec.Struct, eq=False):
+    _loop: EventLoop
+    endpoint: EtcdEndpoint
+    user: Exchange | None  # None while it is idle
+    _context: ssl.SSLContext | None
+    is_open: bool = False
+    answered: int = 0  # completed exchanges
+    idle_since: float = 0.0
+    _lookup: Lookup | None = None
+    _connecting: ConnectAttempt | None = None
+    _sock: socket.socket | None = None
+    _unsent: bytearray = msgspec.field(default_factory=bytearray)
+    _reader: ResponseReader | None = None
+    _tls: TlsStream | None = None
+    _is_closed: bool = False
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
+        def failed(why: str) -> None:
+            self._break(f"host name lookup failed: {why}")
+
+        self._lookup = Lookup(self._loop, self.endpoint.target, self._connect, failed)
         self._lookup.start()
 
     def _connect(self, addresses: list[Address]) -> None:
-        in_order = self.endpoint.in_order(addresses)
-        self._connecting = ConnectAttempt(self._loop, in_order, self._connected, self._not_connected)
+        addresses = self.endpoint.in_order(addresses)
+        self._connecting = ConnectAttempt(self._loop, addresses, self._connected, self._not_connected)
         self._connecting.start()
 
     def _not_connected(self, errors: list[int]) -> None:
         self._connecting = None
-        self.endpoint.address_failed()
+        self.endpoint.failures += 1
         self._break(os.strerror(errors[-1]).lower())
 
     def _connected(self, sock: socket.socket) -> None:
@@ -122,7 +111,7 @@ class HttpConnection:
     def _opened(self) -> None:
         self.is_open = True
         if self.user is not None:
-            self.user.on_open(self)
+            self.user.on_open()
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -135,10 +124,6 @@ class HttpConnection:
     @property
     def local_address(self) -> str:
         return "" if self._sock is None else str(self._sock.getsockname()[0])
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     def has_ended(self) -> bool:
         """Return True if the peer has closed the connection and the loop has not noticed yet."""
@@ -184,7 +169,9 @@ class HttpConnection:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self._lost(error)
+                is_closed = error.errno in (errno.ECONNRESET, errno.EPIPE)
+                why = f"connection failed: {error.strerror or error}".lower()
+                self._break("connection closed" if is_closed else why)
                 return
             if not data:
                 self._peer_closed()
@@ -227,7 +214,7 @@ class HttpConnection:
                 self._reader = None
                 self.answered += 1
             if self.user is not None:
-                self.user.on_part(self, part)
+                self.user.on_part(part)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -249,17 +236,11 @@ class HttpConnection:
                 return
         self._break("connection closed")
 
-    def _lost(self, error: OSError) -> None:
-        if error.errno in (errno.ECONNRESET, errno.EPIPE):
-            self._break("connection closed")
-        else:
-            self._break(f"connection failed: {error.strerror or error}".lower())
-
     def _break(self, message: str, is_about_tls: bool = False) -> None:
         if not self._is_closed:
             self.close()
             if self.user is not None:
-                self.user.on_broken(self, Breakage(message, is_about_tls))
+                self.user.on_broken(Breakage(message, is_about_tls))
 
     def close(self) -> None:
         """Close without a callback."""
@@ -267,15 +248,85 @@ class HttpConnection:
             return
         self._is_closed = True
         self.is_open = False
-        self._lookup.close()
+        if self._lookup is not None:
+            self._lookup.close()
         if self._connecting is not None:
-            self.endpoint.address_failed()
+            self.endpoint.failures += 1
             self._connecting.close()
             self._connecting = None
         if self._sock is not None:
             self._loop.unwatch(self)
             self._sock.close()  # no shutdown: a forked child closes its copy while the parent uses the connection
             self._sock = None
+
+
+class Pool(msgspec.Struct, eq=False):
+    """Owns the idle connections, and tracks those in use to close them at the end."""
+
+    _loop: EventLoop
+    _files: TlsFiles | None
+    _context: ssl.SSLContext | None = None
+    _idle: dict[int, list[HttpConnection]] = {}
+    _used: set[HttpConnection] = set()
+
+    def take(self, endpoint: EtcdEndpoint, user: Exchange, *, is_new: bool = False) -> HttpConnection:
+        """Return an idle connection, or a new one that calls ``on_open`` later. Raises EtcdRefused (bad TLS files)."""
+        idle = [] if is_new else self._idle.get(endpoint.index, [])
+        oldest = self._loop.now() - _MAX_IDLE_S
+        while idle:
+            connection = idle.pop()
+            if connection.idle_since >= oldest and not connection.has_ended():
+                connection.user = user
+                break
+            connection.close()
+        else:
+            connection = HttpConnection(self._loop, endpoint, user, self._tls())
+            connection.open()
+        self._used.add(connection)
+        return connection
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self._files is not None
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self._files is not None and self._context is None:
+            try:
+                self._context = self._files.for_client()
+            except ValueError as error:
+                raise EtcdRefused(str(error)) from error
+        return self._context
+
+    def read_files_again(self) -> None:
+        """Reload the TLS files for the next connection: they may have been renewed since a handshake failed."""
+        self._context = None
+
+    def give_back(self, connection: HttpConnection) -> None:
+        self._used.discard(connection)
+        idle = self._idle.setdefault(connection.endpoint.index, [])
+        if len(idle) >= _MAX_IDLE:
+            connection.close()
+            return
+        connection.user = None
+        connection.idle_since = self._loop.now()
+        idle.append(connection)
+
+    def drop(self, connection: HttpConnection) -> None:
+        """Close a connection that was in use."""
+        self._used.discard(connection)
+        connection.close()
+
+    def forget(self, endpoint: EtcdEndpoint) -> None:
+        """Close the idle connections of an endpoint that does not answer."""
+        for connection in self._idle.pop(endpoint.index, []):
+            connection.close()
+
+    def close(self) -> None:
+        for connections in (*self._idle.values(), list(self._used)):
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+        self._used.clear()
 
 
 def _tune(sock: socket.socket) -> None:

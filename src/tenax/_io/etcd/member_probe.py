@@ -53,30 +53,27 @@ class Standing(msgspec.Struct, frozen=True):
         return self.has_key or any(member.client_urls for member in self.of(host))
 
 
-class MemberProbe:
+class MemberProbe(msgspec.Struct, eq=False):
     """Calls ``answered`` once, from the loop: with the standing, or None if there was none."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        others: tuple[ControlHost, ...],
-        key: bytes,
-        settings: EtcdSettings,
-        patience_s: float,
-        answered: Callable[[Standing | None], None],
-    ) -> None:
-        self._loop = loop
-        self._others = others
-        self._key = key
-        self._answered = answered
-        self._until = loop.now() + patience_s
-        self._client = EtcdClient(loop, settings) if others else None
-        self._probes: list[_PortProbe] = []
-        self._timer: Cancellable = NO_TIMER
-        self._is_querying = False
+    _loop: EventLoop
+    _others: tuple[ControlHost, ...]
+    _key: bytes
+    _settings: EtcdSettings
+    _patience_s: float
+    answered: Callable[[Standing | None], None]
+    _until: float = 0.0
+    _client: EtcdClient | None = None
+    _probes: list[_PortProbe] = []
+    _timer: Cancellable = NO_TIMER
+    _is_querying: bool = False
 
     def start(self) -> None:
-        self._timer = self._loop.at(self._loop.now(), self._probe_ports if self._others else lambda: self._answer(None))
+        now = self._loop.now()
+        self._until = now + self._patience_s
+        if self._others:
+            self._client = EtcdClient(self._loop, self._settings)
+        self._timer = self._loop.at(now, self._probe_ports if self._others else lambda: self._answer(None))
 
     def _probe_ports(self) -> None:
         self._probes = [_PortProbe(self._loop, host, self._port_known) for host in self._others]
@@ -120,7 +117,7 @@ class MemberProbe:
 
     def _answer(self, standing: Standing | None) -> None:
         self.close()
-        self._answered(standing)
+        self.answered(standing)
 
     def _close_probes(self) -> None:
         for probe in self._probes:
@@ -135,17 +132,18 @@ class MemberProbe:
             self._client = None
 
 
-class _PortProbe:
+class _PortProbe(msgspec.Struct, eq=False):
     """Checks whether a control host accepts connections. ``result``: open, refused or silent; empty until known."""
 
-    def __init__(self, loop: EventLoop, host: ControlHost, known: Callable[[], None]) -> None:
-        self._loop = loop
-        self._known = known
-        self._lookup = Lookup(loop, host.endpoint, self._connect, lambda _: self._end("silent"))
-        self._connecting: ConnectAttempt | None = None
-        self.result = ""
+    _loop: EventLoop
+    _host: ControlHost
+    _known: Callable[[], None]
+    result: str = ""
+    _lookup: Lookup | None = None
+    _connecting: ConnectAttempt | None = None
 
     def start(self) -> None:
+        self._lookup = Lookup(self._loop, self._host.endpoint, self._connect, lambda _: self._end("silent"))
         self._lookup.start()
 
     def _connect(self, addresses: list[Address]) -> None:
@@ -165,7 +163,8 @@ class _PortProbe:
         self._known()
 
     def close(self) -> None:
-        self._lookup.close()
+        if self._lookup is not None:
+            self._lookup.close()
         if self._connecting is not None:
             self._connecting.close()
             self._connecting = None

@@ -68,7 +68,6 @@ def etcd_settings(
 
 
 def _parse(text: str) -> tuple[str, str]:
-    """Return the scheme, if given, and ``host:port``."""
     scheme, separator, rest = text.rpartition("://")
     scheme = scheme.lower()
     if separator and scheme not in ("http", "https"):

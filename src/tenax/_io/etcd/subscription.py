@@ -12,8 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
+import msgspec
+
 from tenax._core.etcd.errors import EtcdRefused, EtcdRejected
-from tenax._core.etcd.operations import Change, Range
+from tenax._core.etcd.operations import Range
+from tenax._io.etcd.gateway import encode_watch
 from tenax._io.etcd.watch_stream import SILENT_S, WatchStream
 from tenax._io.loop import NO_TIMER
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.etcd.errors import EtcdError
-    from tenax._core.etcd.operations import Header, RangeAnswer
+    from tenax._core.etcd.operations import Change, Header, RangeAnswer
     from tenax._io.etcd.call import EtcdCall
     from tenax._io.etcd.client import EtcdClient
     from tenax._io.etcd.gateway import Fault
@@ -31,36 +34,24 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
-class Subscription:
-    """A watch that is resumed until it is closed."""
+class Subscription(msgspec.Struct, eq=False):
+    """A watch that is resumed until it is closed. ``silent_s``: see ``WatchStream``."""
 
-    def __init__(
-        self,
-        client: EtcdClient,
-        key: bytes,
-        end: bytes,
-        begun: Callable[[RangeAnswer], None],
-        changed: Callable[[list[Change]], None],
-        troubled: Callable[[EtcdError], None],
-        *,
-        silent_s: float = SILENT_S,
-    ) -> None:
-        """``silent_s``: the silence after which the liveness of a member is checked."""
-        self._client = client
-        self._key = key
-        self._end = end
-        self._begun = begun
-        self._changed = changed
-        self._troubled = troubled
-        self._silent_s = silent_s
-        self._call: EtcdCall | None = None
-        self._stream: WatchStream | None = None
-        self._timer: Cancellable = NO_TIMER
-        self._next_revision = 0
-        self._origin: Header | None = None
-        self._pause_s = _FIRST_PAUSE_S
-        self._refusals = 0  # in a row
-        self._is_closed = False
+    _client: EtcdClient
+    _key: bytes
+    _end: bytes
+    _begun: Callable[[RangeAnswer], None]
+    _changed: Callable[[list[Change]], None]
+    _troubled: Callable[[EtcdError], None]
+    silent_s: float = SILENT_S
+    next_revision: int = 0  # 0: all keys are listed first
+    _call: EtcdCall | None = None
+    _stream: WatchStream | None = None
+    _timer: Cancellable = NO_TIMER
+    _origin: Header | None = None
+    _pause_s: float = _FIRST_PAUSE_S
+    _refusals: int = 0  # in a row
+    _is_closed: bool = False
 
     def start(self) -> None:
         self._list()
@@ -75,7 +66,7 @@ class Subscription:
 
     def _listed(self, answer: RangeAnswer) -> None:
         self._call = None
-        self._next_revision = answer.revision + 1
+        self.next_revision = answer.revision + 1
         self._origin = answer.header
         self._begun(answer)
         if not self._is_closed:
@@ -88,17 +79,9 @@ class Subscription:
     # --- the stream ---------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        self._stream = WatchStream(
-            self._client,
-            self._client.preferred_endpoint,
-            self._key,
-            self._end,
-            self._next_revision,
-            self._take,
-            self._stream_ended,
-            self._stream_opened,
-            self._silent_s,
-        )
+        body = encode_watch(self._key, self._end, self.next_revision)
+        at, ended, opened = self._client.preferred_endpoint, self._stream_ended, self._stream_opened
+        self._stream = WatchStream(self._client, at, body, self._take, ended, opened, self.silent_s)
         self._stream.start()
 
     def _stream_opened(self) -> None:
@@ -106,9 +89,9 @@ class Subscription:
         self._refusals = 0
 
     def _take(self, changes: list[Change]) -> None:
-        new = [change for change in changes if change.kv.mod_revision >= self._next_revision]
+        new = [change for change in changes if change.kv.mod_revision >= self.next_revision]
         if new:
-            self._next_revision = new[-1].kv.mod_revision + 1
+            self.next_revision = new[-1].kv.mod_revision + 1
             self._changed(new)
 
     def _stream_ended(self, fault: Fault) -> None:
@@ -116,8 +99,8 @@ class Subscription:
         endpoint, self._stream = self._stream.endpoint, None
         error = fault.error(endpoint.name)
         if fault.kind == "compacted":
-            self._next_revision = 0
-        elif fault.kind in ("again", "tls"):
+            self.next_revision = 0
+        else:
             self._client.endpoint_after(endpoint)
         if fault.kind in ("token", "refused", "tls"):
             self._refusals += 1
@@ -142,7 +125,7 @@ class Subscription:
 
     def _resume(self) -> None:
         """Check first that etcd has not been wiped or restored."""
-        if self._next_revision == 0:
+        if self.next_revision == 0:
             self._list()
         else:
             count = Range(self._key, self._end, count_only=True)
@@ -153,7 +136,7 @@ class Subscription:
         was = self._origin
         assert was is not None
         has_changed = (
-            answer.revision < self._next_revision - 1
+            answer.revision < self.next_revision - 1
             or answer.header.cluster_id != was.cluster_id
             or answer.header.raft_term < was.raft_term
         )

@@ -15,25 +15,8 @@ HEADERS_TOO_LARGE, INTERNAL_ERROR, NOT_IMPLEMENTED, UNAVAILABLE = 431, 500, 501,
 PLAIN, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
 EVENTS = "text/event-stream"
 
-_PHRASES = {
-    OK: "OK",
-    BAD_REQUEST: "Bad Request",
-    FORBIDDEN: "Forbidden",
-    NOT_FOUND: "Not Found",
-    METHOD_NOT_ALLOWED: "Method Not Allowed",
-    TIMED_OUT: "Request Timeout",
-    CONFLICT: "Conflict",
-    TOO_LARGE: "Content Too Large",
-    HEADERS_TOO_LARGE: "Request Header Fields Too Large",
-    INTERNAL_ERROR: "Internal Server Error",
-    NOT_IMPLEMENTED: "Not Implemented",
-    UNAVAILABLE: "Service Unavailable",
-}
-
 
 class Limits(msgspec.Struct, frozen=True):
-    """The maximum size of a request."""
-
     head_bytes: int = 8192
     body_bytes: int = 0
 
@@ -56,8 +39,6 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response."""
-
     status: int = OK
     body: bytes = b""
     content_type: str = PLAIN
@@ -97,8 +78,11 @@ def render_head(headers: Mapping[str, str]) -> bytes:
 
 
 def _head(status: int, content_type: str, headers: Mapping[str, str]) -> bytes:
+    from http import HTTPStatus
+
+    phrase = next((each.phrase for each in HTTPStatus if each == status), "Status")
     lines = [
-        f"HTTP/1.1 {status} {_PHRASES.get(status, 'Status')}",
+        f"HTTP/1.1 {status} {phrase}",
         f"Content-Type: {content_type}",
         *(f"{name}: {value}" for name, value in headers.items()),
         "Cache-Control: no-store",

@@ -50,8 +50,6 @@ class H11Guard:
 
 
 class RequestReader:
-    """Reads one request."""
-
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)

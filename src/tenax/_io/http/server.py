@@ -6,20 +6,17 @@ of the peer address that has the most of them. So idle connections of one peer d
 probe that sends its request at once is answered. Connecting and disconnecting without a request, as TCP probes do, is
 not an error.
 
-A response may be produced later (``DeferredResponse``) or have no end (``Stream``). Both have a maximum number below
-that of connections. A stream stays open as long as its client reads.
+A response may be produced later (``DeferredResponse``) or have no end (``Stream``). Neither blocks the server, and both
+have a maximum number below that of connections. A stream stays open as long as its client reads.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import selectors
 import socket
 import threading
-import time
-from collections import Counter, deque
-from contextlib import suppress
+from collections import Counter
 from weakref import WeakSet
 
 import msgspec
@@ -36,14 +33,13 @@ from tenax._io.http.message import (
     render_head,
     text,
 )
-from tenax._io.http.pending import DeferredResponse, Stream
 from tenax._io.http.request_reader import RequestReader
+from tenax._io.interfaces import Watchable
+from tenax._io.loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Answer = Response | DeferredResponse | Stream
+    from collections.abc import Callable, Mapping
 
 _READ_BYTES = 1 << 14
 _MAX_DISCARDED = 1 << 18
@@ -51,11 +47,10 @@ _MAX_ACCEPTS = 64
 _ACCEPT_PAUSE_S = 1.0  # after accept failed because the system is out of resources
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _STOP_S = 2.0  # a third-party handler may hang; the thread is a daemon
+_HEARTBEAT = b":\n\n"  # a comment; it lets each side detect that the other is gone
 
 
 class ClientLimits(msgspec.Struct, frozen=True):
-    """The limits for clients."""
-
     connections: int = 64
     request_s: float = 5.0  # from the connect to the end of the request
     response_s: float = 5.0  # from the response to the end of the connection
@@ -66,10 +61,83 @@ class ClientLimits(msgspec.Struct, frozen=True):
     heartbeat_s: float = 15.0  # the longest silence on a stream
 
 
+class DeferredResponse:
+    """Returned instead of a response. ``respond`` may be called from any thread; the first response counts.
+
+    Without one the client gets an error response after ``within_s``.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        self.within_s = within_s
+        self._lock = threading.Lock()
+        self._response: Response | None = None
+        self._deliver: Callable[[Response], None] | None = None
+
+    def respond(self, response: Response) -> None:
+        with self._lock:
+            if self._response is not None:
+                return
+            self._response, deliver = response, self._deliver
+        if deliver is not None:
+            deliver(response)
+
+    def deliver_to(self, deliver: Callable[[Response], None]) -> None:
+        """Set the receiver, for the server. A response that was set before is delivered at once."""
+        with self._lock:
+            self._deliver, response = deliver, self._response
+        if response is not None:
+            deliver(response)
+
+
+class Stream(msgspec.Struct, eq=False):
+    """Returned instead of a response: one without an end, for pages that update themselves (server-sent events).
+
+    Its methods are called in the server's thread. Data that the client does not read is buffered up to a limit; a
+    client that stops reading is disconnected. ``on_end`` is called once, whichever side ends the stream.
+    """
+
+    on_end: Callable[[Stream], None] = lambda _: None
+    headers: Mapping[str, str] = {}
+    heartbeat: bytes = _HEARTBEAT
+    _early: bytes = b""  # data from before ``open``
+    _send: Callable[[bytes], None] | None = None
+    _close: Callable[[], None] | None = None
+
+    def send(self, data: bytes) -> None:
+        """Send ``data``, buffered until the client reads it. Does nothing once the client is gone."""
+        if self._send is None:
+            self._early += data
+        else:
+            self._send(data)
+
+    def end(self) -> None:
+        """Close the connection and discard unsent data."""
+        if self._close is not None:
+            self._close()
+
+    def open(self, send: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        """Attach the connection, for the server."""
+        self._send, self._close = send, close
+        if self._early:
+            data, self._early = self._early, b""
+            send(data)
+
+
+def event(kind: str, data: bytes) -> bytes:
+    """Return one server-sent event. ``data`` is one line."""
+    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+
+
+Answer = Response | DeferredResponse | Stream
+
+
 class _Connection(msgspec.Struct, eq=False):
+    """One client. ``advance`` is called when its socket is ready."""
+
     sock: socket.socket
     peer: str  # its address without the port; empty for a Unix socket
     until: float | None  # None: no deadline
+    advance: Callable[[_Connection], None]
     reader: RequestReader | None = None  # None until the first byte arrives
     outgoing: bytearray = msgspec.field(default_factory=bytearray)
     has_request: bool = False
@@ -85,14 +153,25 @@ class _Connection(msgspec.Struct, eq=False):
         """True while a deferred response or a stream is pending; the socket is read to notice a disconnect."""
         return self.deferred is not None or self.stream is not None
 
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
     @property
-    def interest(self) -> int:
-        if self.outgoing:
-            return selectors.EVENT_WRITE
-        return 0 if self.has_request and not self.is_answered and not self.is_attached else selectors.EVENT_READ
+    def wants_to_read(self) -> bool:
+        return not self.outgoing and (not self.has_request or self.is_answered or self.is_attached)
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self.outgoing)
+
+    def on_readable(self) -> None:
+        self.advance(self)
+
+    def on_writable(self) -> None:
+        self.advance(self)
 
 
-class HttpServer:
+class HttpServer(Watchable):
     """Serves between ``start`` and ``stop``, once. Takes over the listening socket.
 
     ``answer`` is called in the server's thread and should be fast; if ``in_thread`` returns True for a request, it is
@@ -110,49 +189,37 @@ class HttpServer:
         limits: Limits = Limits(),  # noqa: B008 - frozen
         client_limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
         in_thread: Callable[[Request], bool] = lambda _: False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listener = listener
         self._answer = answer
         self._in_thread = in_thread
         self._limits = limits
         self._client_limits = client_limits
-        self._now = clock
-        self._selector = selectors.PollSelector()
-        self._connections: dict[int, _Connection] = {}  # by descriptor, oldest first
-        self._finished: deque[tuple[_Connection, str, float, Response, threading.Thread]] = deque()  # from threads
-        self._in_threads: dict[str, list[float]] = {}  # by path: the start times of running threads
-        self._calls: deque[Callable[[], None]] = deque()
+        self._loop = Loop()
+        self._now = self._loop.now
+        self._connections: dict[_Connection, None] = {}  # the oldest first
+        self._in_threads: dict[str, list[float]] = {}  # by path, when each of its running threads was started
         self._accept_again_at: float | None = None
         self._is_stopping = False
-        # Not a pipe: a thread that finishes late must not write to a descriptor number that has been reused.
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        for each in (self._wake_reader, self._wake_writer, listener):
-            each.setblocking(False)
-        self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        self._selector.register(listener, selectors.EVENT_READ)
+        listener.setblocking(False)
+        self._loop.watch(self)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         _servers.add(self)
-
-    @property
-    def thread(self) -> threading.Thread:
-        return self._thread
 
     def start(self) -> None:
         self._thread.start()
 
     def soon(self, call: Callable[[], None]) -> None:
         """Schedule a call in the server's thread, from any thread. Calls scheduled before ``stop`` are still made."""
-        self._calls.append(call)
-        self._wake()
+        self._loop.soon(call)
 
     def stop(self) -> None:
         """Stop the thread and wait for it, at most ``_STOP_S`` if a handler hangs."""
         self._is_stopping = True
         if self._thread.ident is None:
             self._close()
-        elif self._thread.is_alive():
-            self._wake()
+        else:
+            self.soon(lambda: None)  # wakes the thread up
             self._thread.join(_STOP_S)
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -160,37 +227,26 @@ class HttpServer:
     def _serve(self) -> None:
         try:
             while not self._is_stopping:
-                ready = self._selector.select(self._seconds_to_wait())
-                for key, _ in ready:
-                    self._handle_ready(key.fd)
-                self._run_calls()
-                self._send_finished()
+                self._loop.next_event(self._next_deadline)
                 self._end_overdue()
-            self._run_calls()
+            self._loop.run_calls()
         finally:
             self._close()
 
-    def _run_calls(self) -> None:
-        while self._calls:
-            self._calls.popleft()()
-
-    def _seconds_to_wait(self) -> float | None:
-        moments = [each.until for each in self._connections.values() if each.until is not None]
-        moments += [each.heartbeat_at for each in self._connections.values() if each.stream is not None]
+    def _next_deadline(self) -> float | None:
+        if self._is_stopping:
+            return 0.0
+        moments = [each.until for each in self._connections if each.until is not None]
+        moments += [each.heartbeat_at for each in self._connections if each.stream is not None]
         if self._accept_again_at is not None:
             moments.append(self._accept_again_at)
-        return max(0.0, min(moments) - self._now()) if moments else None
+        return min(moments, default=None)
 
-    def _handle_ready(self, descriptor: int) -> None:
-        if descriptor == self._wake_reader.fileno():
-            with suppress(BlockingIOError):
-                self._wake_reader.recv(_READ_BYTES)
-        elif descriptor == self._listener.fileno():
-            self._accept()
-        elif descriptor in self._connections:
-            self._advance(self._connections[descriptor])
+    def fileno(self) -> int:
+        return self._listener.fileno() if self._accept_again_at is None else -1
 
-    def _accept(self) -> None:
+    def on_readable(self) -> None:
+        """Accept connections."""
         for _ in range(_MAX_ACCEPTS):
             try:
                 sock, address = self._listener.accept()
@@ -200,22 +256,21 @@ class HttpServer:
                 if error.errno in _OUT_OF_RESOURCES:
                     self._make_room()
                     self._accept_again_at = self._now() + _ACCEPT_PAUSE_S
-                    self._selector.unregister(self._listener)
                     return
                 continue  # the client has disconnected
             sock.setblocking(False)
             if len(self._connections) >= self._client_limits.connections:
                 self._make_room()
             peer = str(address[0]) if isinstance(address, tuple) else ""
-            connection = _Connection(sock, peer, self._now() + self._client_limits.request_s)
-            self._connections[sock.fileno()] = connection
-            self._selector.register(sock, selectors.EVENT_READ)
+            connection = _Connection(sock, peer, self._now() + self._client_limits.request_s, self._advance)
+            self._connections[connection] = None
+            self._loop.watch(connection)
             self._advance(connection)  # the request may have arrived already; answer it before accepting more
 
     def _make_room(self) -> None:
         """Close the oldest connection without a request, of the peer that has the most of them."""
-        waiting = [each for each in self._connections.values() if not each.has_request or each.is_answered]
-        candidates = waiting or list(self._connections.values())
+        waiting = [each for each in self._connections if not each.has_request or each.is_answered]
+        candidates = waiting or list(self._connections)
         counts = Counter(each.peer for each in candidates)
         if candidates:
             self._end(max(candidates, key=lambda each: counts[each.peer]))  # the first of equals is the oldest
@@ -230,9 +285,6 @@ class HttpServer:
             pass
         except OSError:  # the client has disconnected
             self._end(connection)
-            return
-        if connection.sock.fileno() in self._connections:
-            self._update_interest(connection)
 
     def _receive(self, connection: _Connection) -> None:
         data = connection.sock.recv(_READ_BYTES)
@@ -251,14 +303,10 @@ class HttpServer:
             return
         connection.has_request = True
         connection.sends_body = isinstance(found, Response) or found.method != "HEAD"
-        if isinstance(found, Response):
-            self._respond(connection, found)
-        elif self._in_thread(found):
+        if isinstance(found, Request) and self._in_thread(found):
             self._answer_in_thread(connection, found)
-        else:
-            self._start_answer(connection, self._call_answer(found))
-
-    def _start_answer(self, connection: _Connection, answer: Answer) -> None:
+            return
+        answer = self._call_answer(found) if isinstance(found, Request) else found
         if isinstance(answer, DeferredResponse):
             self._defer(connection, answer)
         elif isinstance(answer, Stream):
@@ -267,7 +315,7 @@ class HttpServer:
             self._respond(connection, answer)
 
     def _defer(self, connection: _Connection, deferred: DeferredResponse) -> None:
-        waiting = sum(each.deferred is not None for each in self._connections.values())
+        waiting = sum(each.deferred is not None for each in self._connections)
         if waiting >= self._client_limits.deferred:
             message = f"too many pending requests ({waiting}); retry later"
             self._respond(connection, text(UNAVAILABLE, message))
@@ -277,17 +325,12 @@ class HttpServer:
         deferred.deliver_to(lambda response: self.soon(lambda: self._deliver(connection, response)))
 
     def _deliver(self, connection: _Connection, response: Response) -> None:
-        if connection.deferred is None or connection.sock.fileno() not in self._connections:
-            return
-        connection.deferred = None
-        try:
+        if connection.deferred is not None and connection in self._connections:
+            connection.deferred = None
             self._respond(connection, response)
-            self._update_interest(connection)
-        except OSError:  # the client has disconnected
-            self._end(connection)
 
     def _open_stream(self, connection: _Connection, stream: Stream) -> None:
-        open_now = sum(each.stream is not None for each in self._connections.values())
+        open_now = sum(each.stream is not None for each in self._connections)
         if open_now >= self._client_limits.streams:
             message = f"too many open streams ({open_now}); close one and retry"
             self._respond(connection, text(UNAVAILABLE, message))
@@ -303,7 +346,7 @@ class HttpServer:
         stream.open(lambda data: self._send_on_stream(connection, data), lambda: self._end(connection))
 
     def _send_on_stream(self, connection: _Connection, data: bytes) -> None:
-        if connection.sock.fileno() not in self._connections:
+        if connection not in self._connections:
             return
         was_idle = not connection.outgoing
         connection.outgoing += data
@@ -333,12 +376,10 @@ class HttpServer:
 
         def answer() -> None:
             made = self._call_answer(request)
-            if not isinstance(made, Response):
-                made = text(
-                    INTERNAL_ERROR, f"the handler of {path} runs in its own thread, so it must return a Response"
-                )
-            self._finished.append((connection, path, now, made, threading.current_thread()))
-            self._wake()
+            wrong = f"the handler of {path} runs in its own thread, so it must return a Response"
+            response = made if isinstance(made, Response) else text(INTERNAL_ERROR, wrong)
+            thread = threading.current_thread()
+            self.soon(lambda: self._finish(connection, path, now, response, thread))
 
         try:
             threading.Thread(target=answer, name=f"{self._thread.name}: {path}", daemon=True).start()
@@ -348,21 +389,15 @@ class HttpServer:
         self._in_threads.setdefault(path, []).append(now)
         connection.until = None
 
-    def _send_finished(self) -> None:
-        while self._finished:
-            connection, path, begun_at, response, thread = self._finished.popleft()
-            thread.join()  # returns at once: the thread has nothing left to do
-            self._in_threads[path].remove(begun_at)
-            if not self._in_threads[path]:
-                del self._in_threads[path]
-            if connection.sock.fileno() not in self._connections:
-                continue
-            try:
-                self._respond(connection, response)
-            except OSError:  # the client has disconnected
-                self._end(connection)
-            else:
-                self._advance(connection)
+    def _finish(
+        self, connection: _Connection, path: str, begun_at: float, response: Response, thread: threading.Thread
+    ) -> None:
+        thread.join()  # returns at once: the thread has nothing left to do
+        self._in_threads[path].remove(begun_at)
+        if not self._in_threads[path]:
+            del self._in_threads[path]
+        if connection in self._connections:
+            self._respond(connection, response)
 
     def _respond(self, connection: _Connection, response: Response) -> None:
         self._send_last(connection, render(response, with_body=connection.sends_body))
@@ -370,8 +405,7 @@ class HttpServer:
     def _send_last(self, connection: _Connection, data: bytes) -> None:
         connection.outgoing += data
         connection.until = self._now() + self._client_limits.response_s
-        with suppress(BlockingIOError):
-            self._send(connection)
+        self._advance(connection)
 
     def _send(self, connection: _Connection) -> None:
         sent = connection.sock.send(connection.outgoing)
@@ -383,64 +417,41 @@ class HttpServer:
             connection.sock.shutdown(socket.SHUT_WR)
             connection.is_answered = True
 
-    def _update_interest(self, connection: _Connection) -> None:
-        descriptor, interest = connection.sock.fileno(), connection.interest
-        is_registered = descriptor in self._selector.get_map()
-        if interest and not is_registered:
-            self._selector.register(descriptor, interest)
-        elif interest:
-            self._selector.modify(descriptor, interest)
-        elif is_registered:
-            self._selector.unregister(descriptor)
-
     def _end_overdue(self) -> None:
         now = self._now()
         if self._accept_again_at is not None and self._accept_again_at <= now:
             self._accept_again_at = None
-            self._selector.register(self._listener, selectors.EVENT_READ)
-        for connection in [each for each in self._connections.values() if each.stream is not None]:
-            if connection.heartbeat_at <= now and connection.stream is not None:
+        for connection in list(self._connections):
+            if connection.stream is not None and connection.heartbeat_at <= now:
                 self._send_on_stream(connection, connection.stream.heartbeat)
-        for connection in [each for each in self._connections.values() if each.until is not None and each.until <= now]:
+            if connection.until is None or connection.until > now or connection not in self._connections:
+                continue
             if connection.deferred is not None:
                 message = f"no response within {format_seconds(connection.deferred.within_s)}; retry"
                 self._deliver(connection, text(UNAVAILABLE, message))
-                continue
-            if connection.has_request or connection.reader is None:
+            elif connection.has_request or connection.reader is None:
                 self._end(connection)
-                continue
-            connection.has_request = True
-            within = format_seconds(self._client_limits.request_s)
-            response = text(TIMED_OUT, f"the request was not complete within {within}")
-            try:
-                self._respond(connection, response)
-                self._update_interest(connection)
-            except OSError:
-                self._end(connection)
+            else:
+                connection.has_request = True
+                within = format_seconds(self._client_limits.request_s)
+                self._respond(connection, text(TIMED_OUT, f"the request was not complete within {within}"))
 
     def _end(self, connection: _Connection) -> None:
-        descriptor = connection.sock.fileno()
-        if self._connections.pop(descriptor, None) is not None:
-            if descriptor in self._selector.get_map():
-                self._selector.unregister(descriptor)
+        if connection in self._connections:
+            del self._connections[connection]
+            self._loop.unwatch(connection)
             connection.sock.close()
             if connection.stream is not None:
                 connection.stream.on_end(connection.stream)
 
-    def _wake(self) -> None:
-        with suppress(OSError):  # full: the thread wakes up anyway; closed: the thread is gone
-            self._wake_writer.send(b"\0")
-
     def _close(self) -> None:
         if self in _servers:
             _servers.discard(self)
-            for connection in self._connections.values():
+            for connection in self._connections:
                 connection.sock.close()
             self._connections.clear()
             self._listener.close()
-            self._selector.close()
-            self._wake_reader.close()
-            self._wake_writer.close()
+            self._loop.close()
 
 
 _servers: WeakSet[HttpServer] = WeakSet()

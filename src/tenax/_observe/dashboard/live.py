@@ -30,8 +30,7 @@ import msgspec
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartRequest, StatusRequest, StopRequest
 from tenax._io.http import message as http
-from tenax._io.http.pending import DeferredResponse, Stream, event
-from tenax._io.http.server import ClientLimits, HttpServer
+from tenax._io.http.server import ClientLimits, DeferredResponse, HttpServer, Stream, event
 from tenax._io.interfaces import Cancellable, EventLoop, OperatorService
 from tenax._io.listen import listen
 from tenax._io.loop import NO_TIMER
