@@ -16,7 +16,7 @@ import pytest
 from tenax._schedulers.kubernetes import IndexedJob
 from tenax.cli.arguments import read
 from tenax.cli.options import Options, decide
-from tenax.cli.scheduler_options import find_allocation
+from tenax.cli.scheduled_run import find_allocation
 from tenax.scheduler import find_scheduler
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -54,7 +54,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         with usage_errors():
             scheduler = find_scheduler(environ)
         if scheduler is not None:
-            from tenax.cli.scheduler_options import find_allocation
+            from tenax.cli.scheduled_run import find_allocation
 
             allocation = find_allocation(scheduler, reading.values, reading.sources, environ)
     return decide(reading.script, reading.script_args, reading.values, reading.sources, environ, allocation)

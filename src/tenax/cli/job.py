@@ -207,14 +207,16 @@ def _selected(run_id: str, agents: list[LocalAgent]) -> list[LocalAgent]:
 
 def _scheduled_job(selector: JobSelector, agents: list[LocalAgent]) -> Job:
     """Connect to a job on other hosts by the scheduler's id. Raises ``NoSuchJob``."""
-    from tenax.cli.scheduled_job import scheduled_runs
+    from tenax._schedulers.slurm import runs_of
+    from tenax.cli.scheduled_run import shared_secret_path
 
     why = ""
-    for each in scheduled_runs(selector.run_id):
+    conf = f"token_file={shared_secret_path(os.path.expanduser('~'))}"
+    for run_id, endpoint in runs_of(selector.run_id):
         try:
-            return _job_at_endpoint(each)
+            return _job_at_endpoint(JobSelector(run_id, endpoint, "tcp", conf))
         except NoSuchJob as error:
-            why = f"{why}; {error}" if why else f"the run {each.run_id!r} of the Slurm job does not respond: {error}"
+            why = f"{why}; {error}" if why else f"the run {run_id!r} of the Slurm job does not respond: {error}"
     raise NoSuchJob(why) if why else _nothing_found(selector.run_id, agents)
 
 

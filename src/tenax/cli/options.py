@@ -100,7 +100,7 @@ def decide(
 
         backend, endpoint, configs = many_node_rendezvous(flags, least, most, _settings(flags), environ)
         if allocation is not None:
-            from tenax.cli.scheduler_options import add_settings
+            from tenax.cli.scheduled_run import add_settings
 
             configs = add_settings(flags, allocation, configs, environ)
     else:
@@ -149,7 +149,7 @@ def decide(
     _check_standby_setup(flags, decided["preload"], can_restart=most > 1 or flags["max_restarts"] > 0)
     _note_unused_flags(flags, script_args)
     if allocation is not None:
-        from tenax.cli.scheduler_options import notes
+        from tenax.cli.scheduled_run import notes
 
         flags.notes += notes(flags, allocation, workers)
     # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
