@@ -13,10 +13,9 @@ import sys
 from tenax._failures.error_handler import record
 from tenax.cli.arguments import HelpRequested, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
-from tenax.cli.host_checks import check_host, current_folder
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
-from tenax.cli.run import launch_arguments, print_dry_run, print_notes, print_usage_error, resolve
+from tenax.cli.run import check, launch_arguments, print_dry_run, print_usage_error, resolve
 from tenax.cli.script import run_script_path
 
 TYPE_CHECKING = False
@@ -165,8 +164,7 @@ def run(args: argparse.Namespace) -> None:
     from tenax.launcher.api import run_job
 
     options = _options(args)
-    check_host(options, current_folder(), os.environ)
-    print_notes(options)
+    check(options, os.environ)
     if options.report:
         raise UsageError("--report works only on the command line; in Python, catch ChildFailedError")
     if options.dry_run:

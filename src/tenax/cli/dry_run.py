@@ -24,11 +24,10 @@ from tenax._node.job import (
     rendezvous_parameters,
     watchdog_plan,
 )
-from tenax._node.workers import Placements
+from tenax._node.workers import Placements, decide_placements
 from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.cli.flags import usage_errors
-from tenax.cli.host_checks import decide_placements, load_restart_policy
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, Options, split_endpoint
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.run import compat_variables
@@ -37,6 +36,7 @@ from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
 from tenax.events import handlers
 from tenax.metrics import _by_name as metrics
+from tenax.policy import load_policy
 from tenax.rendezvous._tcp_handler import tcp_settings
 
 Setting = tuple[str, Iterable[str]]  # a title and its lines
@@ -47,9 +47,10 @@ _STREAMS = ("none", "stdout", "stderr", "stdout and stderr")
 _TITLE_WIDTH = 12
 
 
+@usage_errors()
 def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[str, str]) -> str:
     """Return the description as text. Raises ``UsageError`` where a real run would refuse to start."""
-    placements = decide_placements(options, environ)
+    placements = decide_placements(options.numa_options, options.nproc_per_node, environ)
     environments = _environments(options, placements, environ)
     shared = {
         name: value
@@ -225,7 +226,7 @@ def _tls(options: Options) -> str:
 
 def _restarts(options: Options) -> Iterable[str]:
     if options.policy_name is not None:
-        load_restart_policy(options.policy_name)
+        load_policy(options.policy_name)  # raises for an unknown one
         yield f"decided by {options.policy_name}, given --max-restarts {options.max_restarts} (--restart-policy)"
         return
     if options.max_restarts == 0:
@@ -274,13 +275,12 @@ def _logs(options: Options) -> Iterable[str]:
 
 def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[Setting]:
     """Describe the sinks of metrics and events. Checks their names; creates no handler."""
-    with usage_errors():
-        if options.metrics:
-            metrics.check_names(options.metrics, environ)
-            yield "metrics", [_without_secrets(options.metrics)]
-        if options.event_log_handler not in ("", "null"):
-            handlers.check_names(options.event_log_handler)
-            yield "events", [_without_secrets(options.event_log_handler)]
+    if options.metrics:
+        metrics.check_names(options.metrics, environ)
+        yield "metrics", [_without_secrets(options.metrics)]
+    if options.event_log_handler not in ("", "null"):
+        handlers.check_names(options.event_log_handler)
+        yield "events", [_without_secrets(options.event_log_handler)]
 
 
 def _observers(options: Options) -> Iterable[Setting]:

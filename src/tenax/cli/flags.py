@@ -46,6 +46,8 @@ def usage_errors(where: str = "") -> Iterator[None]:
     """Turn a ValueError into a ``UsageError`` with its message, after ``where``."""
     try:
         yield
+    except UsageError:
+        raise
     except ValueError as error:
         raise UsageError(f"{where}{str(error).rstrip('.')}") from error
 
