@@ -14,9 +14,8 @@ from tenax._engines.tcp.operator import OperatorError, connect_to_agent
 from tenax._view.status import RunStatus
 from tenax._view.text import format_moment, outcome_label
 from tenax.cli.command import parse_arguments, print_json
-from tenax.cli.ended_run import EndedRun, ended_runs
 from tenax.cli.flags import UsageError
-from tenax.cli.job import LocalAgent, decode, local_agents
+from tenax.cli.job import EndedRun, LocalAgent, decode, ended_runs, local_agents
 from tenax.cli.run import print_page, print_stderr
 from tenax.cli.status import is_terminal, terminal_size
 from tenax.cli.terminal_table import Column, plain, table

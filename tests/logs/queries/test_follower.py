@@ -105,7 +105,7 @@ def follow_run(tmp_path: Path) -> Iterator[Follow]:
 
     def follow_until_end(choice: Choice, answer: Callable[[AnyRequest], Answer]) -> None:
         runs.append(ScriptedRun(tmp_path / "control_socket", answer))
-        with Job("seen", connect_to_agent(str(tmp_path / "control_socket"))) as job:
+        with Job(connect_to_agent(str(tmp_path / "control_socket"))) as job:
             follow(job, choice, Page())
 
     yield follow_until_end
