@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from typing import Any
 
 from tenax.cli.flags import truth
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 __all__ = ["check_env", "env"]
 

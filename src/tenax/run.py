@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from tenax._failures.error_handler import record
 from tenax.cli.arguments import HelpRequested, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
 from tenax.cli.main import main as cli_main
-from tenax.cli.options import decide
+from tenax.cli.options import Options, decide
 from tenax.cli.run import check, launch_arguments, print_dry_run, print_usage_error, resolve
-from tenax.cli.script import run_script_path
+from tenax.cli.script import Entrypoint, run_script_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-    from typing import Any
 
-    from tenax.cli.options import Options
-    from tenax.cli.script import Entrypoint
     from tenax.launcher.api import LaunchConfig
 
 __all__ = [

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from tenax._schedulers import port_for, read_text
 from tenax.scheduler import Allocation, Scheduler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 class Lsf(Scheduler):

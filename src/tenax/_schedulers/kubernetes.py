@@ -6,12 +6,9 @@ Each pod has its own output and is replaced on its own, so the agents are not ta
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from tenax.scheduler import Allocation, Scheduler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 _PORT = 29400
 

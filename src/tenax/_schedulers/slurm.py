@@ -9,16 +9,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 import msgspec
 
 from tenax._schedulers import FIRST_PORT, PORTS, read_text
 from tenax.scheduler import Allocation, Scheduler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 _DEFAULT_KILL_WAIT_S = 30
 _STEPS_APART = 31  # neighbouring jobs with this many steps have different ports

@@ -7,6 +7,7 @@ hosts is as for a step on each node: run id, port, secret, GPUs, notices, restar
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -14,10 +15,6 @@ from tenax._core.start import Host
 from tenax._schedulers import port_for
 from tenax._schedulers.slurm import Slurm, hosts
 from tenax.scheduler import Allocation, Scheduler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 VARIABLE = "TENAX_START"
 _LEFT = 143  # 0 is the success of the run

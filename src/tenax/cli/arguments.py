@@ -12,15 +12,13 @@ why torchrun rejects ``train.py --r=16``) and would add milliseconds to every st
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import msgspec
 
 from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, convert, usage_errors
 from tenax.cli.options import Options, decide
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
 
 # One of these is set where a scheduler may have started this process: those of ``tenax.scheduler``.
 _SCHEDULER_VARIABLES = frozenset(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib import import_module
 
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import FLAGS, UsageError
 from tenax.cli.main import COMMANDS, SUBCOMMANDS
 from tenax.cli.run import print_page
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COMPLETION_USAGE = """\
 usage: tenax completion bash|zsh|fish

@@ -6,18 +6,15 @@ defines names and value types only. ``options`` checks which flags can be combin
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
 from tenax._core.bounds import MAX_SECONDS
 from tenax._node.job import ON_HANG, START_METHODS
 from tenax._node.signals import DEFAULT_SIGNALS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
 
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 

@@ -6,19 +6,17 @@ Each failed check is a ``UsageError``. Changes nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from tenax._node.job import rendezvous_handler, watchdog_plan
 from tenax._node.workers import decide_placements
 from tenax.cli.flags import UsageError, usage_errors
-from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
+from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, Options
 from tenax.cli.script import check_script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tenax._logs.specs import LogsSpecs
-    from tenax.cli.options import Options
 
 
 @usage_errors()

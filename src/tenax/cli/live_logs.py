@@ -7,32 +7,24 @@ waiting request at every node (``LogsRequest.wait_s``), and one at the coordinat
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
+from typing import Any
 
 import msgspec
 
 from tenax._core.link import wire
-from tenax._core.requests import LogsRequest, StatusRequest
+from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
 from tenax._engines.tcp.operator import ConnectionLost
 from tenax._node.log_queries import START, RankSet
-from tenax._view.log_lines import LogAnswer
-from tenax._view.status import RunStatus
+from tenax._view.log_lines import LogAnswer, LogLine
+from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.command import NoSuchJob
-from tenax.cli.job import decode
+from tenax.cli.job import Job, decode
+from tenax.cli.logs import Choice, Page
 from tenax.cli.status import outcome_message
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
-    from tenax._core.requests import AnyRequest
-    from tenax._view.log_lines import LogLine
-    from tenax._view.status import NodeStatus
-    from tenax.cli.job import Job
-    from tenax.cli.logs import Choice, Page
 
 _TIMEOUT_S = 15.0  # for an answer, beyond the time it may wait for lines
 _WAIT_S = 20.0  # how long a node may wait for the next line before it answers

@@ -7,25 +7,20 @@ an older tenax, or copied without them) are shown one after another, with a note
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import msgspec
 
 from tenax._core.commands import StartWorkers
 from tenax._core.text import some_of
-from tenax._logs.query import Query, Source, following, last
+from tenax._logs.query import Query, QueryResult, Source, following, last
 from tenax._logs.times import times_path
 from tenax._node.journal import JournalUnreadable, read_journal
 from tenax._node.log_queries import STREAMS, RankSet, shown
 from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import NoSuchJob
 from tenax.cli.flags import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tenax._logs.query import QueryResult
-    from tenax.cli.logs import Choice, Page
+from tenax.cli.logs import Choice, Page
 
 _JOURNAL = "journal.jsonl"
 

@@ -19,8 +19,6 @@ from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import Arguments, NoSuchJob
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, RunHasEnded, find_job, job_selector, parse_job_arguments
-from tenax.cli.live_logs import follow, recent
-from tenax.cli.log_folders import lines_of
 from tenax.cli.run import allows_colour, print_page, print_stderr
 from tenax.cli.status import is_reader_gone, is_terminal
 
@@ -101,6 +99,8 @@ def logs(argv: Sequence[str]) -> int:
         if os.sep in selector.run_id and not selector.endpoint:
             raise UsageError(f"no folder and no run {selector.run_id!r}") from error
         raise
+    from tenax.cli.live_logs import follow, recent
+
     with job:
         try:
             (follow if follows else recent)(job, choice, page)
@@ -113,6 +113,8 @@ def logs(argv: Sequence[str]) -> int:
 def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool) -> int:
     if follows:
         raise UsageError("--follow needs a run that is running, not a folder")
+    from tenax.cli.log_folders import lines_of
+
     lines_of(folders, choice, page)
     return page.exit_code(1)
 

@@ -13,15 +13,16 @@ Decides which flags can be combined. Takes converted values and their sources, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
 from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from signal import Signals
-    from typing import Any
 
     from tenax.numa.binding import NumaOptions
     from tenax.scheduler import Allocation

@@ -12,23 +12,20 @@ Imported only when there are several nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tenax.cli.flags import UsageError
 from tenax.cli.options import (
     ETCD_BACKENDS,
     MANY_NODES_BACKENDS,
+    FlagValues,
     check_endpoint,
     is_host,
     other_addresses,
     split_endpoint,
     types_master,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from tenax.cli.options import FlagValues
 
 _DEFAULT_MASTER_PORT = 29500
 _WILDCARDS = frozenset({"0.0.0.0", "::", "*", "0", "::0"})  # noqa: S104 - recognised, not bound

@@ -8,30 +8,26 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any, TextIO
 
 import msgspec
 
 from tenax._io.interfaces import RequestRefused
-from tenax._node.job import new_run_id, rendezvous_handler
-from tenax._node.sinks import open_sinks
+from tenax._node.job import JobSpec, new_run_id, rendezvous_handler
+from tenax._node.sinks import Sinks, open_sinks
 from tenax.cli.arguments import HelpRequested, parse
 from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.host_checks import check_files, check_host, load_logs_specs_class
-from tenax.cli.script import entrypoint_of
+from tenax.cli.script import Entrypoint, entrypoint_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, TextIO
-
     from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
-    from tenax._node.job import JobSpec
     from tenax._node.node import Node
-    from tenax._node.sinks import Sinks
     from tenax.cli.options import Options
-    from tenax.cli.script import Entrypoint
     from tenax.launcher.api import LaunchConfig
     from tenax.rendezvous.api import RendezvousHandler
 

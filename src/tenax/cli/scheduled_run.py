@@ -13,28 +13,21 @@ Imported only if a scheduler started this process.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
+from tenax._core.agent import AgentState
 from tenax._core.events import LeaveNoticed
-from tenax._core.model import Outcome
+from tenax._core.model import Outcome, Verdict
 from tenax._failures.exit_codes import INTERNAL_ERROR, exit_code_for
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S
+from tenax._node.journal import Step
+from tenax._node.node import Node
 from tenax.cli.flags import BY_DEST, UsageError, usage_errors
-from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
-from tenax.scheduler import find_scheduler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from tenax._core.agent import AgentState
-    from tenax._core.model import Verdict
-    from tenax._node.journal import Step
-    from tenax._node.node import Node
-    from tenax.cli.options import FlagValues, Options
-    from tenax.scheduler import Allocation, Scheduler
+from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, FlagValues, Options
+from tenax.scheduler import Allocation, Scheduler, find_scheduler
 
 _ENDPOINTS = ("rdzv_endpoint", "master_addr", "master_port")
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 
 from tenax.cli.flags import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from tenax.cli.options import Options
 
-    Entrypoint = str | Callable[..., None]
 
+Entrypoint = str | Callable[..., None]
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # replaced when each worker is started
 
 

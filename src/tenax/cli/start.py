@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -33,11 +35,6 @@ from tenax.cli.command import parse_arguments
 from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
 from tenax.cli.options import FlagValues, node_range
 from tenax.cli.rendezvous_options import TOKEN_VARIABLE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
 START_USAGE = """\
 usage: tenax start --hosts LIST [flags] -- [flags of tenax run] SCRIPT [arguments of the script]

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,8 +21,6 @@ from tenax._core.text import one_line
 from tenax._node.sinks import Sinks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tenax._core.commands import EndWorker
     from tenax._core.events import ScopeExpired
     from tenax.agent.server.api import RunResult, Worker, WorkerGroup

@@ -12,6 +12,7 @@ import signal
 import time
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -36,15 +37,12 @@ from tenax._logs.specs import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.agent.server._self_report import SelfReport, measured
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
-from tenax.rendezvous.api import RendezvousGracefulExitError
+from tenax.rendezvous.api import RendezvousGracefulExitError, RendezvousHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tenax._node.sinks import Sinks
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.numa.binding import NumaOptions
-    from tenax.rendezvous.api import RendezvousHandler
 
 __all__ = [
     "ElasticAgent",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tenax._core.environment import WorkerEnvironment, worker_environment
-from tenax._core.model import Assignment, Outcome, assert_never
-from tenax._logs.specs import DefaultLogsSpecs
+from tenax._core.model import Assignment, Outcome, Verdict, assert_never
+from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs
 from tenax._node.job import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
@@ -32,21 +33,16 @@ from tenax.agent.server._self_report import measured
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.rendezvous._engine_handler import EngineRendezvousHandler
-from tenax.rendezvous.api import RendezvousClosedError
+from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tenax._core.agent import AgentState
-    from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
-    from tenax._logs.specs import LogsSpecs
     from tenax._node.journal import Step
     from tenax._node.node import Node
     from tenax._node.sinks import Sinks
     from tenax.control_plane._sockets import WorkerSockets
     from tenax.multiprocessing.errors import ProcessFailure
-    from tenax.rendezvous.api import RendezvousHandler
     from tenax.timer._watchdog_pipe import WatchdogPipe
 
 __all__ = [
