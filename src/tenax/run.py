@@ -16,7 +16,7 @@ from tenax._failures.error_handler import record
 from tenax.cli.arguments import HelpRequested, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
 from tenax.cli.main import main as cli_main
-from tenax.cli.options import Options, decide
+from tenax.cli.options import FlagValues, Options, decide
 from tenax.cli.run import check, launch_arguments, print_dry_run, print_usage_error, resolve
 from tenax.cli.script import Entrypoint, run_script_path
 
@@ -147,7 +147,8 @@ def _options(args: argparse.Namespace) -> Options:
         value = values[flag.dest] = getattr(args, flag.dest, flag.default)
         if value != flag.default and not (flag.kind == "list" and not value):
             sources[flag.dest] = flag.name
-    options = decide(args.training_script, tuple(args.training_script_args), values, sources, os.environ)
+    flags = FlagValues(args.training_script, tuple(args.training_script_args), values, sources)
+    options = decide(flags, os.environ)
     if get_use_env(args):
         return options
     if options.no_python:

@@ -145,8 +145,8 @@ def options(name: str, environ: dict[str, str], pod_name: str = "") -> Options:
     scheduler = IndexedJob(lambda: pod_name) if pod_name else find_scheduler(environ)
     allocation = None
     if scheduler is not None:
-        allocation = find_allocation(scheduler, reading.values, reading.sources, environ)
-    return decide(reading.script, reading.script_args, reading.values, reading.sources, environ, allocation)
+        allocation = find_allocation(scheduler, reading, environ)
+    return decide(reading, environ, allocation)
 
 
 @pytest.mark.parametrize(

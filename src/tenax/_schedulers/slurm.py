@@ -120,7 +120,6 @@ def _in_step(found: Allocation, step: int, run_id: str, environ: Mapping[str, st
 
 
 def _port(job: str, step: int = -1) -> int:
-    """Return a port that neighbouring jobs and steps do not use."""
     return FIRST_PORT + (int(job) * _STEPS_APART + step) % PORTS
 
 

@@ -59,7 +59,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(argv: Sequence[str]) -> int:
-    """Execute ``tenax ask ARGV`` and return the exit code."""
     question = parse_question(argv)
     paths = sockets_at(question.path)
     # In parallel, so that a worker that does not answer does not delay the others.

@@ -35,7 +35,6 @@ complete -o default -F _tenax tenax
 
 
 def completion(argv: Sequence[str]) -> int:
-    """Execute ``tenax completion ARGV`` and return the exit code."""
     arguments = parse_arguments(argv)
     if len(arguments.positional) != 1 or arguments.positional[0] not in ("bash", "zsh", "fish"):
         raise UsageError(f"expected bash, zsh or fish, not {' '.join(arguments.positional) or 'nothing'}")

@@ -32,6 +32,7 @@ from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, Options, split
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.run import compat_variables
 from tenax.cli.script import entrypoint_of
+from tenax.cli.terminal_table import counted
 from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
 from tenax.events import handlers
@@ -79,11 +80,11 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
 
 
 def _opening(options: Options) -> str:
-    workers = "1 worker" if options.nproc_per_node == 1 else f"{options.nproc_per_node} workers"
+    workers = counted(options.nproc_per_node, "worker")
     written = options.nproc_as_written
-    counted = "" if written.isdecimal() else f" (--nproc-per-node {written})"
+    flag = "" if written.isdecimal() else f" (--nproc-per-node {written})"
     among = f", which is one of {_count(options)}" if options.max_nodes > 1 else ""
-    return f"Dry run, nothing is started. The command would run {workers}{counted} on this node{among}.\n"
+    return f"Dry run, nothing is started. The command would run {workers}{flag} on this node{among}.\n"
 
 
 def _count(options: Options) -> str:
@@ -315,7 +316,6 @@ def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
 
 
 def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that these features set in a worker."""
     found = {}
     watchdog = watchdog_plan(environ)
     if watchdog is not None:
@@ -369,7 +369,6 @@ def _environments(options: Options, placements: Placements, environ: Mapping[str
 
 
 def _assignment(options: Options, environ: Mapping[str, str]) -> Assignment:
-    """Return the assignment of a node that runs alone."""
     host, port = options.local_addr or LOOPBACK, "0"
     if options.rdzv_backend == "static":
         host, port = split_endpoint(options.rdzv_endpoint)

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tenax._core.link import wire
 from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
@@ -23,7 +24,7 @@ from tenax._view.log_lines import LogAnswer, LogLine
 from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.command import NoSuchJob
 from tenax.cli.job import Job, decode
-from tenax.cli.logs import Choice, Page
+from tenax.cli.logs import Page
 from tenax.cli.status import outcome_message
 
 _TIMEOUT_S = 15.0  # for an answer, beyond the time it may wait for lines
@@ -67,9 +68,9 @@ class Requests:
                 return self._keys.pop(frame.number), frame.value, frame.error
 
 
-def recent(job: Job, choice: Choice, page: Page) -> None:
+def recent(job: Job, choice: LogsRequest, page: Page) -> None:
     """Show the lines that exist now."""
-    status = _status(job)
+    status = job.ask(StatusRequest(), RunStatus)
     nodes = _nodes(status, choice)
     if choice.generation > status.generation:
         raise NoSuchJob(f"no generation {choice.generation} yet; the run is in generation {status.generation}")
@@ -86,21 +87,14 @@ def recent(job: Job, choice: Choice, page: Page) -> None:
         page.if_nothing = f"no such lines; if the node of rank {choice.ranks} has left the run, {_AT_ITS_HOST}"
     requests = Requests(job)
     if choice.last >= 0:
-        answers = _ask_all(requests, nodes, _request(choice, unfinished=True), page)
-        lines = list(_merged([answer.lines for answer in answers.values()]))
-        page.show(lines[max(0, len(lines) - choice.last) :])
-    else:
-        _show_in_batches(_merged([_all_lines(requests, node, choice, page) for node in nodes]), page)
-
-
-def follow(job: Job, choice: Choice, page: Page) -> None:
-    """Show the lines that exist now, then new ones until the run ends."""
-    Follower(job, choice, page).run()
+        _show_last(requests, nodes, replace(choice, unfinished=True), page)
+        return
+    lines = _merged([_all_lines(requests, node, choice, page) for node in nodes])
+    while not page.is_closed and (batch := list(islice(lines, 1000))):
+        page.show(batch)
 
 
 class _Followed(msgspec.Struct):
-    """A node whose lines are followed."""
-
     node: NodeStatus
     cursor: str = START
     is_asked: bool = False  # a request is in flight
@@ -112,11 +106,13 @@ class _Followed(msgspec.Struct):
 
 
 class Follower:
-    def __init__(self, job: Job, choice: Choice, page: Page) -> None:
+    """Shows the lines that exist now, then new ones until the run ends."""
+
+    def __init__(self, job: Job, choice: LogsRequest, page: Page) -> None:
         self._requests = Requests(job)
         self._choice = choice
         self._page = page
-        self._status = _status(job)
+        self._status = job.ask(StatusRequest(), RunStatus)
         self._ask_status_at = 0.0  # _NEVER while a request is in flight
         self._known: dict[str, _Followed] = {}  # by node id, including nodes that have left
 
@@ -124,9 +120,7 @@ class Follower:
         choice, page = self._choice, self._page
         nodes = _nodes(self._status, choice)
         if choice.last >= 0:
-            answers = _ask_all(self._requests, nodes, _request(choice), page)
-            lines = list(_merged([answer.lines for answer in answers.values()]))
-            page.show(lines[max(0, len(lines) - choice.last) :])
+            answers = _show_last(self._requests, nodes, choice, page)
             for each in self._followed:
                 if (answer := answers.get(each.node.node_id)) is not None:
                     self._note_end(each, answer)
@@ -173,7 +167,7 @@ class Follower:
         for each in followed:
             if not each.is_asked and not each.is_over and now >= each.again_at:
                 each.is_asked = True
-                request = _request(self._choice, each.node, cursor=each.cursor, wait_s=_WAIT_S)
+                request = replace(self._choice, node=each.node.node_id, cursor=each.cursor, wait_s=_WAIT_S)
                 self._requests.send(each, request)
 
     def _receive_batch(self, until: float) -> None:
@@ -222,7 +216,6 @@ class Follower:
             self._note_errors({node.node_id for node in self._status.nodes})
 
     def _note_errors(self, present: set[str]) -> None:
-        """Report each error once."""
         for node_id, each in self._known.items():
             if each.error and node_id not in present:
                 self._page.note(f"{each.node.name} has left the run")
@@ -250,11 +243,7 @@ class Follower:
         return [each for each in self._known.values() if each.is_asked]
 
 
-def _status(job: Job) -> RunStatus:
-    return job.ask(StatusRequest(), RunStatus)
-
-
-def _nodes(status: RunStatus, choice: Choice) -> list[NodeStatus]:
+def _nodes(status: RunStatus, choice: LogsRequest) -> list[NodeStatus]:
     """Return the nodes that may have the chosen lines. Only the last generation's ranks are known."""
     if not choice.ranks or choice.generation not in (0, status.generation) or not _are_ranks_known(status):
         return list(status.nodes)
@@ -267,7 +256,7 @@ def _are_ranks_known(status: RunStatus) -> bool:
     return any(node.first_rank >= 0 for node in status.nodes)
 
 
-def _ranks_of_lost_nodes(status: RunStatus, choice: Choice) -> str:
+def _ranks_of_lost_nodes(status: RunStatus, choice: LogsRequest) -> str:
     """Return the chosen ranks of this generation whose node has left the run."""
     ranks = RankSet(choice.ranks)
     gaps: list[tuple[int, int]] = []
@@ -280,19 +269,6 @@ def _ranks_of_lost_nodes(status: RunStatus, choice: Choice) -> str:
     return " and ".join(f"ranks {low} to {high}" if low < high else f"rank {low}" for low, high in gaps)
 
 
-def _request(choice: Choice, node: NodeStatus | None = None, **more: Any) -> LogsRequest:
-    return LogsRequest(
-        node.node_id if node is not None else "",
-        generation=choice.generation,
-        stream=choice.stream,
-        last=choice.last,
-        ranks=choice.ranks,
-        containing=choice.containing,
-        since=choice.since,
-        **more,
-    )
-
-
 def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, page: Page) -> dict[str, LogAnswer]:
     """Send a request to all nodes and return the answers by node id. Errors are printed as notes."""
     answers: dict[str, LogAnswer] = {}
@@ -300,7 +276,7 @@ def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, 
     while left or requests.in_flight:
         while left and requests.in_flight < _MAX_REQUESTS:
             node = left.pop(0)
-            requests.send(node, msgspec.structs.replace(request, node=node.node_id))
+            requests.send(node, replace(request, node=node.node_id))
         received = requests.receive(time.monotonic() + _TIMEOUT_S)
         if received is None:
             page.note(f"{requests.in_flight + len(left)} nodes did not answer in time")
@@ -314,11 +290,19 @@ def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, 
     return answers
 
 
-def _all_lines(requests: Requests, node: NodeStatus, choice: Choice, page: Page) -> Iterator[LogLine]:
+def _show_last(requests: Requests, nodes: list[NodeStatus], choice: LogsRequest, page: Page) -> dict[str, LogAnswer]:
+    """Show the last lines of all nodes together, and return the answers by node id."""
+    answers = _ask_all(requests, nodes, choice, page)
+    lines = list(_merged([answer.lines for answer in answers.values()]))
+    page.show(lines[max(0, len(lines) - choice.last) :])
+    return answers
+
+
+def _all_lines(requests: Requests, node: NodeStatus, choice: LogsRequest, page: Page) -> Iterator[LogLine]:
     """Yield all lines of one node, oldest first, fetching them as needed."""
     cursor, is_more = START, True
     while is_more:
-        request = _request(choice, node, cursor=cursor, unfinished=True)
+        request = replace(choice, cursor=cursor, unfinished=True)
         answer = _ask_all(requests, [node], request, page).get(node.node_id)
         if answer is None:
             return
@@ -328,8 +312,3 @@ def _all_lines(requests: Requests, node: NodeStatus, choice: Choice, page: Page)
 
 def _merged(parts: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
     return merge(*parts, key=lambda line: (line.generation, line.at))
-
-
-def _show_in_batches(lines: Iterator[LogLine], page: Page) -> None:
-    while not page.is_closed and (batch := list(islice(lines, 1000))):
-        page.show(batch)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from tenax._core.commands import StartWorkers
+from tenax._core.requests import LogsRequest
 from tenax._core.text import some_of
 from tenax._logs.query import Query, QueryResult, Source, following, last
 from tenax._logs.times import times_path
@@ -20,14 +21,12 @@ from tenax._node.log_queries import STREAMS, RankSet, shown
 from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import NoSuchJob
 from tenax.cli.flags import UsageError
-from tenax.cli.logs import Choice, Page
+from tenax.cli.logs import Page
 
 _JOURNAL = "journal.jsonl"
 
 
 class WorkerLog(msgspec.Struct, frozen=True):
-    """A log file of one worker."""
-
     path: str
     generation: int
     rank: int
@@ -42,7 +41,7 @@ class WorkerLog(msgspec.Struct, frozen=True):
         return LogLine(at, self.rank, self.local_rank, self.stream, self.generation, shown(data))
 
 
-def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
+def lines_of(folders: list[str], choice: LogsRequest, page: Page) -> None:
     """Show the chosen lines from these folders. Raises ``UsageError`` and ``NoSuchJob``."""
     logs = [log for folder in run_folders(folders) for log in logs_in(folder)]
     if not logs:
@@ -63,7 +62,7 @@ def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
             break
 
 
-def _chosen(logs: list[WorkerLog], choice: Choice) -> list[WorkerLog]:
+def _chosen(logs: list[WorkerLog], choice: LogsRequest) -> list[WorkerLog]:
     ranks = RankSet(choice.ranks)
     generation = choice.generation or max(log.generation for log in logs)
     return [
@@ -74,7 +73,7 @@ def _chosen(logs: list[WorkerLog], choice: Choice) -> list[WorkerLog]:
 
 
 def _query(
-    chosen: list[WorkerLog], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
+    chosen: list[WorkerLog], choice: LogsRequest, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
 ) -> QueryResult:
     query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
     sources = [

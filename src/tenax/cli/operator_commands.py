@@ -20,8 +20,7 @@ from tenax.cli.command import Arguments
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, Job, find_job, job_selector, parse_job_arguments
 from tenax.cli.run import print_page, print_stderr
-
-Plan = Callable[[RunStatus], str]
+from tenax.cli.terminal_table import counted
 
 _COMMON = f"""\
   --yes       do not ask for confirmation
@@ -70,7 +69,6 @@ _BUSY = ("starting", "working", "stopping", "draining")  # states of a node whos
 
 
 def stop(argv: Sequence[str]) -> int:
-    """Execute ``tenax stop ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--yes", "--wait"), values=("--why",))
     request = StopRequest(_why(arguments, "stopped"))
     with find_job(job_selector(arguments)) as job:
@@ -95,7 +93,6 @@ def stop(argv: Sequence[str]) -> int:
 
 
 def restart(argv: Sequence[str]) -> int:
-    """Execute ``tenax restart ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--yes",), values=("--why",))
     request = RestartRequest(_why(arguments, "requested"))
     with find_job(job_selector(arguments)) as job:
@@ -108,7 +105,6 @@ def restart(argv: Sequence[str]) -> int:
 
 
 def drain(argv: Sequence[str]) -> int:
-    """Execute ``tenax drain ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--yes",), values=("--why",))
     if not arguments.positional:
         raise UsageError("no node given; add its name or rank, as shown by 'tenax status'")
@@ -120,10 +116,13 @@ def drain(argv: Sequence[str]) -> int:
 
 def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
     """Describe the effect of draining a node. Raises ``Declined`` if there is no such node."""
-    node = _find_in_status(status, name) or _ask_coordinator(job, status, name)
+    node = _find_in_status(status, name)
+    if node is None:  # the coordinator also has names that a status does not show
+        node_id = job.ask(NodeRequest(name), str)
+        node = next((node for node in status.nodes if node.node_id == node_id), None)
     if node is None:
         return f"drains the node {name!r} of the run {status.run_id!r}"
-    workers = " and stops its worker" if node.slots == 1 else f" and stops its {node.slots} workers"
+    workers = f" and stops its {'worker' if node.slots == 1 else f'{node.slots} workers'}"
     plan = f"drains {node.name} of the run {status.run_id!r}"
     plan += workers if node.state in _BUSY else ", which has no running worker"
     left = len(status.nodes) - 1
@@ -131,7 +130,7 @@ def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
         return f"{plan}; the run ends, because it has no other node"
     if left < status.min_nodes:
         return f"{plan}; the run waits for more nodes, because {left} of at least {status.min_nodes} are left"
-    return f"{plan}; {_counted(left, 'node')} continue{'s' if left == 1 else ''}"
+    return f"{plan}; {counted(left, 'node')} continue{'s' if left == 1 else ''}"
 
 
 def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
@@ -144,13 +143,7 @@ def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
     return found[0] if len(found) == 1 else None
 
 
-def _ask_coordinator(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
-    """Resolve a name at the coordinator, which has names that a status does not show. Raises ``Declined``."""
-    node_id = job.ask(NodeRequest(name), str)
-    return next((node for node in status.nodes if node.node_id == node_id), None)
-
-
-def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
+def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Callable[[RunStatus], str]) -> int:
     if "--yes" not in arguments.switches:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError("not a terminal, so the question cannot be asked; pass --yes")
@@ -193,11 +186,7 @@ def _wait(job: Job, agent: int) -> None:
 
 
 def _size(nodes: Sequence[NodeStatus]) -> str:
-    return f"{_counted(sum(node.slots for node in nodes), 'worker')} on {_counted(len(nodes), 'node')}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{counted(sum(node.slots for node in nodes), 'worker')} on {counted(len(nodes), 'node')}"
 
 
 def _why(arguments: Arguments, done: str) -> str:

@@ -81,20 +81,14 @@ class Options(JobSpec, frozen=True, kw_only=True):
     __repr__ = JobSpec.__repr__
 
 
-def decide(
-    script: str,
-    script_args: tuple[str, ...],
-    values: Mapping[str, Any],
-    sources: Mapping[str, str],
-    environ: Mapping[str, str],
-    allocation: Allocation | None = None,
-) -> Options:
+def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation | None = None) -> Options:
     """Check the flags and return the options. Raises ``UsageError``.
 
     A flag without a decision below is copied to the field of its name.
     """
-    flags = FlagValues(values, sources)
-    _check_kind_of_script(flags)
+    kinds = [dest for dest in ("module", "no_python", "run_path") if flags[dest]]
+    if len(kinds) > 1:
+        raise UsageError(flags.conflict(*kinds[:2]))
     least, most = node_range(flags)
     if most > 1:
         from tenax.cli.rendezvous_options import many_node_rendezvous
@@ -148,20 +142,29 @@ def decide(
     _check_signals(flags, backend)
     _check_polled(flags, backend)
     _check_standby_setup(flags, decided["preload"], can_restart=most > 1 or flags["max_restarts"] > 0)
-    _note_unused_flags(flags, script_args)
+    _note_unused_flags(flags)
     if allocation is not None:
         from tenax.cli.scheduled_run import notes
 
         flags.notes += notes(flags, allocation, workers)
     # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
-    copied = {dest: value for dest, value in values.items() if dest in Options.__struct_fields__ and value is not None}
-    return Options(script=script, script_args=script_args, **{**copied, **decided}, notes=tuple(flags.notes))
+    known = Options.__struct_fields__
+    copied = {dest: value for dest, value in flags.values.items() if dest in known and value is not None}
+    copied.update(decided, script=flags.script, script_args=flags.script_args, notes=tuple(flags.notes))
+    return Options(**copied)
 
 
 class FlagValues:
-    """The flags' values and where each was given, and the notes collected while they are checked."""
+    """A parsed command line, and the notes collected while it is checked. The values are converted.
 
-    def __init__(self, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    ``values``: of every flag, by dest. ``sources``: flags that were given: dest -> spelling, "--tee" or "PET_TEE".
+    """
+
+    def __init__(
+        self, script: str, script_args: tuple[str, ...], values: dict[str, Any], sources: dict[str, str]
+    ) -> None:
+        self.script = script
+        self.script_args = script_args
         self.values = values
         self.sources = sources
         self.notes: list[str] = []
@@ -215,13 +218,6 @@ class FlagValues:
 
     def note_unused(self, loser: str, winner: str) -> None:
         self.notes.append(f"{self.quote(loser)} is ignored because of {self.quote(winner)}")
-
-
-def _check_kind_of_script(flags: FlagValues) -> None:
-    """Allow only one of --module, --no-python and --run-path."""
-    kinds = [dest for dest in ("module", "no_python", "run_path") if flags[dest]]
-    if len(kinds) > 1:
-        raise UsageError(flags.conflict(*kinds[:2]))
 
 
 def node_range(flags: FlagValues) -> tuple[int, int]:
@@ -538,7 +534,7 @@ def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
     return int(convert(flag, text, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) if text else DEFAULT_SHUTDOWN_TIMEOUT_S
 
 
-def _note_unused_flags(flags: FlagValues, script_args: tuple[str, ...]) -> None:
+def _note_unused_flags(flags: FlagValues) -> None:
     if flags.typed("monitor_interval"):
         flags.notes.append(f"{flags.quote('monitor_interval')} has no effect: tenax does not poll its workers")
     if flags.typed("start_method") and flags["start_method"] != "spawn" and not flags["run_path"]:
@@ -555,7 +551,7 @@ def _note_unused_flags(flags: FlagValues, script_args: tuple[str, ...]) -> None:
         flag = BY_DEST[dest]
         if flags.typed(dest):
             continue
-        for arg in script_args:
+        for arg in flags.script_args:
             if arg.partition("=")[0] in flag.spellings:
                 flags.notes.append(f"{arg!r} is after the script, so it is passed to the script")
                 break

@@ -50,7 +50,7 @@ class LocalRun(msgspec.Struct, frozen=True):
     nodes: int
     workers: int  # of all nodes
     age_s: float
-    coordinator: str
+    coordinator: str  # where it runs; empty: unknown
     log_dir: str
     pids: tuple[int, ...]  # of its agents on this host
     trouble: str = ""
@@ -58,7 +58,6 @@ class LocalRun(msgspec.Struct, frozen=True):
 
 
 def ps(argv: Sequence[str]) -> int:
-    """Execute ``tenax ps ARGV`` and return the exit code."""
     arguments = parse_arguments(argv, switches=("--all", "-a", "--json"))
     if arguments.positional:
         raise UsageError("no arguments expected; 'tenax status' shows one run")
@@ -120,16 +119,11 @@ def _run(agents: list[LocalAgent], now: float) -> LocalRun:
         nodes=len(slots),
         workers=sum(slots),
         age_s=max(0.0, age_s, status.goodput.spent.total_s if status is not None else 0.0),
-        coordinator=_coordinator(first),
+        coordinator=first.coordinator.removeprefix("the coordinator ") or ("" if first.trouble else "here"),
         log_dir=first.log_dir,
         pids=tuple(agent.pid for agent in agents),
         trouble=trouble,
     )
-
-
-def _coordinator(agent: LocalAgent) -> str:
-    """Return where the coordinator runs; empty if unknown."""
-    return agent.coordinator.removeprefix("the coordinator ") or ("" if agent.trouble else "here")
 
 
 def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:

@@ -76,7 +76,6 @@ def _backend(flags: FlagValues) -> str:
 
 
 def _check_third_party_flags(flags: FlagValues) -> None:
-    """Reject flags that a third-party rendezvous does not support."""
     for dest, whose in (
         ("master_addr", "the static backend"),
         ("master_port", "the static backend"),

@@ -282,7 +282,6 @@ def _logs_specs(options: Options) -> Any:
 
 
 def print_dry_run(options: Options, environ: Mapping[str, str]) -> int:
-    """Print what the run would do (``--dry-run``)."""
     from tenax.cli.dry_run import describe
 
     return print_page(describe(options, interpreter=sys.executable, cwd=os.getcwd(), environ=environ))

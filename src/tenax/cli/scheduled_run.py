@@ -26,7 +26,7 @@ from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S
 from tenax._node.journal import Step
 from tenax._node.node import Node
 from tenax.cli.flags import BY_DEST, UsageError, usage_errors
-from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, FlagValues, Options
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, FlagValues, Options
 from tenax.scheduler import Allocation, Scheduler, find_scheduler
 
 _ENDPOINTS = ("rdzv_endpoint", "master_addr", "master_port")
@@ -38,42 +38,38 @@ class Refused(UsageError):
     hint = ""
 
 
-def find_allocation(
-    scheduler: Scheduler, values: dict[str, Any], sources: dict[str, str], environ: Mapping[str, str]
-) -> Allocation | None:
+def find_allocation(scheduler: Scheduler, flags: FlagValues, environ: Mapping[str, str]) -> Allocation | None:
     """Return what the scheduler gave this process, and set the flags that were not given. Raises ``UsageError``."""
     with usage_errors():
-        allocation = scheduler.allocation(environ, _nodes(values, sources))
+        allocation = scheduler.allocation(environ, _nodes(flags))
     if allocation is None:
         return None
     if allocation.refusal:
         raise Refused(allocation.refusal if allocation.is_first else "")
-    for dest, value in _defaults(allocation, values, sources, environ).items():
-        if dest not in sources and value:
-            values[dest], sources[dest] = value, f"{allocation.scheduler}'s {BY_DEST[dest].name}"
+    for dest, value in _defaults(allocation, flags, environ).items():
+        if value and not flags.given(dest):
+            flags.values[dest], flags.sources[dest] = value, f"{allocation.scheduler}'s {BY_DEST[dest].name}"
     return allocation
 
 
-def _nodes(values: Mapping[str, Any], sources: Mapping[str, str]) -> int:
+def _nodes(flags: FlagValues) -> int:
     """Return the maximum number of nodes that was given; 0: none, or not a number, which is rejected later."""
-    if values["standalone"]:
+    if flags["standalone"]:
         return 1
-    most = values["nnodes"].rpartition(":")[2].strip() if "nnodes" in sources else ""
+    most = flags["nnodes"].rpartition(":")[2].strip() if flags.given("nnodes") else ""
     return int(most) if most.isdecimal() else 0
 
 
-def _defaults(
-    allocation: Allocation, values: Mapping[str, Any], sources: Mapping[str, str], environ: Mapping[str, str]
-) -> dict[str, Any]:
-    backend, several = values["rdzv_backend"], allocation.nodes > 1
+def _defaults(allocation: Allocation, flags: FlagValues, environ: Mapping[str, str]) -> dict[str, Any]:
+    backend, several = flags["rdzv_backend"], allocation.nodes > 1
     defaults: dict[str, Any] = {"rdzv_id": allocation.run_id}
     if several:
         defaults["nnodes"] = str(allocation.nodes)
-    if several and backend in MANY_NODES_BACKENDS and "etcd" not in backend and sources.keys().isdisjoint(_ENDPOINTS):
+    if several and backend in MANY_NODES_BACKENDS - ETCD_BACKENDS and not any(map(flags.given, _ENDPOINTS)):
         defaults["rdzv_endpoint"] = allocation.endpoint
     if allocation.workers:
         defaults["nproc_per_node"] = str(allocation.workers)
-    if backend in ONE_NODE_BACKENDS and allocation.notice_signals not in values["signals_to_handle"].split(","):
+    if backend in ONE_NODE_BACKENDS and allocation.notice_signals not in flags["signals_to_handle"].split(","):
         defaults["notice_signals"] = allocation.notice_signals
     if allocation.kill_wait_s and not environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         defaults["shutdown_timeout"] = grace_within(allocation.kill_wait_s)

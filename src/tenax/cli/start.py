@@ -29,11 +29,12 @@ from tenax._io.loop import Loop
 from tenax._logs.device_thread import DeviceThread
 from tenax._node.job import new_run_id
 from tenax._node.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
+from tenax._schedulers import read_text
 from tenax._schedulers.started import VARIABLE, describe, host_name, parse_file, parse_list
 from tenax.cli.arguments import read
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
-from tenax.cli.options import FlagValues, node_range
+from tenax.cli.options import node_range
 from tenax.cli.rendezvous_options import TOKEN_VARIABLE
 
 START_USAGE = """\
@@ -88,8 +89,6 @@ _SSH_OPTIONS = (
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to start, and how."""
-
     hosts: tuple[core.Host, ...]  # empty: the discovery script lists them
     run_flags: tuple[str, ...]
     nodes: int  # 0: as many as hosts
@@ -104,14 +103,12 @@ class Plan(msgspec.Struct, frozen=True):
     resolves: bool = True  # the endpoint is on the first host
 
     def agent(self, host: core.Host, order: int, first: str) -> dict[str, Any]:
-        """Return the request that starts an agent."""
         argv = [self.python, "-c", _PROGRAM.format(module="tenax.cli.main"), "run", *self.run_flags]
         nodes = self.nodes or len(self.hosts)
         variable = describe(self.run_id, first, nodes, order, host.slots)
         return {"argv": argv, "folder": self.folder, "env": {**self.env, VARIABLE: variable}}
 
     def guard(self, host: str) -> list[str]:
-        """Return the command that connects to a host."""
         guard = [self.python, "-c", _PROGRAM.format(module="tenax._processes.start_guard")]
         if self.connect[0] == "srun":
             return [*self.connect, "-w", host, *guard]
@@ -119,8 +116,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def start(argv: Sequence[str]) -> int:
-    """Execute ``tenax start ARGV`` and return the exit code."""
-    return start_all(make_plan(argv, os.environ, os.getcwd(), _read))
+    return start_all(make_plan(argv, os.environ, os.getcwd(), read_text))
 
 
 def start_all(plan: Plan) -> int:
@@ -153,8 +149,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read
     if missing := [name for name in names if name not in environ]:
         raise UsageError(f"--env: the variable {missing[0]} is not set")
     env = {name: environ[name] for name in names}
-    reading = read(run_flags, env)
-    flags = FlagValues(reading.values, reading.sources)
+    flags = read(run_flags, env)
     for dest in ("standalone", "node_rank"):
         if flags.typed(dest):
             raise UsageError(f"{flags.quote(dest)} is not for several hosts; remove it")
@@ -219,11 +214,6 @@ def _hosts(
         if not hosts:
             raise ValueError("it has no hosts")
     return hosts
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
 
 
 class _Console:
@@ -339,7 +329,6 @@ class _Connection:
         return True
 
     def why_ended(self) -> str:
-        """Return why the connection has ended."""
         if self._is_checked:
             return "the connection was lost"
         if self._process.returncode == _SSH_FAILED:
@@ -370,8 +359,6 @@ class _Connection:
 
 
 class _Starter:
-    """Carries out the commands of the machine."""
-
     def __init__(self, plan: Plan, loop: Loop) -> None:
         self._plan = plan
         self._loop = loop
@@ -386,7 +373,6 @@ class _Starter:
         self.out, self.err = _Console(1, loop), _Console(2, loop)
 
     def run(self) -> int:
-        """Return the exit code."""
         try:
             if self._plan.discover:
                 self._discover()
