@@ -144,7 +144,9 @@ def _options(args: argparse.Namespace) -> Options:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for flag in FLAGS:
-        value = values[flag.dest] = getattr(args, flag.dest, flag.default)
+        # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
+        value = getattr(args, flag.dest, None)
+        value = values[flag.dest] = flag.default if value is None else value
         if value != flag.default and not (flag.kind == "list" and not value):
             sources[flag.dest] = flag.name
     flags = FlagValues(args.training_script, tuple(args.training_script_args), values, sources)

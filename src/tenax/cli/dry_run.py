@@ -61,18 +61,11 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
     sections = [_opening(options)]
     for title, texts in _settings(options, placements, interpreter, cwd, environ):
         sections += [_title("" if index else title) + text for index, text in enumerate(texts)]
-    sections += [
-        "",
-        "environment of every worker, added to what is inherited:",
-        *_variables(shared),
-    ]
+    sections += ["", "environment of every worker, added to what is inherited:", *_variables(shared)]
     for rank, environment in enumerate(environments):
         number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
-        sections += [
-            "",
-            f"worker {rank}: {number if options.max_nodes == 1 else 'ranks are assigned when all nodes have joined'}",
-        ]
-        sections.append("  " + _title("command") + _command(options, interpreter, rank))
+        number = number if options.max_nodes == 1 else "ranks are assigned when all nodes have joined"
+        sections += ["", f"worker {rank}: {number}", "  " + _title("command") + _command(options, interpreter, rank)]
         if placements.placement is not None and placements.placement.bindings:
             sections.append("  " + _title("CPUs") + placements.placement.bindings[rank].why)
         sections += _variables({name: value for name, value in environment.items() if name not in shared})
@@ -305,25 +298,20 @@ def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
     if watchdog_plan(environ) is not None:
         what = "kills a worker that does not leave a timer's scope in time"
         yield "watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"]
-    port = health_check_port(environ)
-    if port is not None:
+    if (port := health_check_port(environ)) is not None:
         where = f"port {port}" if port else "a free port"
         yield "health", [f"served at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"]
-    folder = socket_folder(environ)
-    if folder:
+    if folder := socket_folder(environ):
         command = shlex.join(["tenax", "ask", folder])
         yield "queries", [f"of workers that use worker_main: {command} ({SOCKET_VARIABLE})"]
 
 
 def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
-    watchdog = watchdog_plan(environ)
-    if watchdog is not None:
-        found[TORCHELASTIC_TIMER_FILE] = (
-            os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
-        )
-    folder = socket_folder(environ)
-    if folder:
+    if (watchdog := watchdog_plan(environ)) is not None:
+        pipe = os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
+        found[TORCHELASTIC_TIMER_FILE] = pipe
+    if folder := socket_folder(environ):
         path = f"{folder}/rank"
         found[SOCKET_VARIABLE] = f"{path}{rank}" if options.max_nodes == 1 else f"<{path} and its rank>"
     return found
@@ -347,14 +335,11 @@ def _threads(placements: Placements, environ: Mapping[str, str]) -> str:
 def _environments(options: Options, placements: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
     settings = msgspec.structs.replace(options.settings, run_id=options.run_id or _RANDOM_ID)
     assignment = _assignment(options, environ)
-    for_all = WorkerEnvironment(
-        virtual_local_rank=options.virtual_local_rank,
-        omp_num_threads=placements.omp_num_threads,
-    )
-    environments = [
-        worker_environment(settings, assignment, rank, environ, for_all) for rank in range(options.nproc_per_node)
-    ]
-    for rank, environment in enumerate(environments):
+    for_all = WorkerEnvironment(options.virtual_local_rank, placements.omp_num_threads)
+    environments = []
+    for rank in range(options.nproc_per_node):
+        environment = worker_environment(settings, assignment, rank, environ, for_all)
+        environments.append(environment)
         if not assignment.master_port:
             environment["MASTER_PORT"] = _FREE_PORT
         if options.max_nodes > 1:

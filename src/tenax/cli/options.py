@@ -22,8 +22,6 @@ from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from signal import Signals
-
     from tenax.numa.binding import NumaOptions
     from tenax.scheduler import Allocation
 
@@ -81,6 +79,7 @@ class Options(JobSpec, frozen=True, kw_only=True):
     __repr__ = JobSpec.__repr__
 
 
+@usage_errors()
 def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation | None = None) -> Options:
     """Check the flags and return the options. Raises ``UsageError``.
 
@@ -102,8 +101,6 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
         backend, endpoint, configs = _one_node_rendezvous(flags)
     workers = _workers(flags, environ)
     fatal_exit_codes, fatal_errors = _fatal(flags)
-    with usage_errors():
-        abandon_s = abandon_s_from(environ)
     decided = dict(
         preload=_preload(flags),
         python=environ.get("PYTHON_EXEC", ""),
@@ -116,7 +113,7 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
         policy_name=_policy_name(flags),
         restart_policy=None,
         shutdown_timeout=_shutdown_timeout(flags["shutdown_timeout"], environ),
-        abandon_s=abandon_s,
+        abandon_s=abandon_s_from(environ),
         notice_s=flags["notice_seconds"],
         log_dir=flags["log_dir"] or None,
         numa_options=_numa_options(flags["numa_binding"]),
@@ -140,14 +137,14 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
         colours=environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
     )
     _check_signals(flags, backend)
-    _check_polled(flags, backend)
+    if backend not in ONE_NODE_BACKENDS:
+        _check_polled(flags)
     _check_standby_setup(flags, decided["preload"], can_restart=most > 1 or flags["max_restarts"] > 0)
     _note_unused_flags(flags)
     if allocation is not None:
         from tenax.cli.scheduled_run import notes
 
         flags.notes += notes(flags, allocation, workers)
-    # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
     known = Options.__struct_fields__
     copied = {dest: value for dest, value in flags.values.items() if dest in known and value is not None}
     copied.update(decided, script=flags.script, script_args=flags.script_args, notes=tuple(flags.notes))
@@ -408,8 +405,7 @@ def _workers(flags: FlagValues, environ: Mapping[str, str]) -> int:
     else:
         from tenax._processes.devices import parse_nproc
 
-        with usage_errors():  # the message names the flag
-            count = parse_nproc(text, environ)
+        count = parse_nproc(text, environ)  # its message names the flag
     if count < 1:
         raise UsageError(
             f"{flags.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
@@ -460,7 +456,13 @@ def _check_rank(flags: FlagValues, dest: str, rank: int, workers: int) -> None:
 def _check_signals(flags: FlagValues, backend: str) -> None:
     if not flags.given("signals_to_handle") and not flags["notice_signals"]:
         return
-    stopping, announcing = (_signals(flags, dest) for dest in ("signals_to_handle", "notice_signals"))
+    from tenax._node.signals import parse_signals
+
+    parsed = []
+    for dest in ("signals_to_handle", "notice_signals"):
+        with usage_errors(f"{flags.name(dest)}: "):
+            parsed.append(parse_signals(flags[dest]))
+    stopping, announcing = parsed
     both = next((number.name for number in announcing if number in stopping), "")
     if both:
         raise UsageError(
@@ -472,21 +474,12 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
         raise UsageError(flags.conflict("notice_signals", "rdzv_backend", why))
 
 
-def _check_polled(flags: FlagValues, backend: str) -> None:
+def _check_polled(flags: FlagValues) -> None:
     """Reject what an agent that polls a third-party rendezvous does not have."""
-    if backend in ONE_NODE_BACKENDS:
-        return
     for dest in ("dashboard", "on_hang", "trace", "preload", "standby_setup", "report"):
-        if flags.values.get(dest) not in (None, "", "off", "none"):
+        if flags[dest] not in (None, "", "off", "none"):
             why = f"{flags.name(dest)} is for tenax's own backends"
             flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
-
-
-def _signals(flags: FlagValues, dest: str) -> list[Signals]:
-    from tenax._node.signals import parse_signals
-
-    with usage_errors(f"{flags.name(dest)}: "):
-        return parse_signals(flags[dest])
 
 
 def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -514,8 +507,7 @@ def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 def _policy_name(flags: FlagValues) -> str | None:
     """Return the name of the restart policy; None: the default one."""
-    name = flags.values.get("restart_policy") or "budget"
-    return None if name == "budget" else str(name)
+    return None if flags["restart_policy"] in ("", "budget") else str(flags["restart_policy"])
 
 
 def _numa_options(mode: str | None) -> NumaOptions | None:
@@ -548,18 +540,14 @@ def _note_unused_flags(flags: FlagValues) -> None:
         if flags.typed(dest) and flags["tee"] == "0" and flags["logs_specs"] is None:
             flags.notes.append(f"{flags.name(dest)} has no effect without --tee {stream}: only teed lines are copied")
     for dest in _UNLIKELY_IN_SCRIPTS:
-        flag = BY_DEST[dest]
-        if flags.typed(dest):
-            continue
-        for arg in flags.script_args:
-            if arg.partition("=")[0] in flag.spellings:
-                flags.notes.append(f"{arg!r} is after the script, so it is passed to the script")
-                break
+        spellings = () if flags.typed(dest) else BY_DEST[dest].spellings
+        if arg := next((arg for arg in flags.script_args if arg.partition("=")[0] in spellings), ""):
+            flags.notes.append(f"{arg!r} is after the script, so it is passed to the script")
 
 
 def _dashboard(flags: FlagValues) -> str:
     """Return the dashboard's address as HOST:PORT."""
-    text = (flags.values.get("dashboard") or "").strip()  # third-party parsers of torchrun's flags do not have it
+    text = flags["dashboard"].strip()
     if not text:
         return ""
     host, _, port = text.rpartition(":")
@@ -569,7 +557,7 @@ def _dashboard(flags: FlagValues) -> str:
 
 
 def _trace(flags: FlagValues) -> str:
-    text = (flags.values.get("trace") or "").strip()
+    text: str = flags["trace"].strip()
     if text and text.partition(":")[0] != "otel":
         from tenax._core.text import hide_passwords
 
@@ -578,7 +566,7 @@ def _trace(flags: FlagValues) -> str:
 
 
 def _check_standby_setup(flags: FlagValues, preload: object, *, can_restart: bool) -> None:
-    text = flags.values.get("standby_setup")
+    text = flags["standby_setup"]
     if not text:
         return
     module, _, function = text.partition(":")
@@ -592,7 +580,7 @@ def _check_standby_setup(flags: FlagValues, preload: object, *, can_restart: boo
 
 def _preload(flags: FlagValues) -> str:
     """Return the modules to preload. Only a script that runs in its own interpreter can be forked from a template."""
-    text = flags.values.get("preload", "none").strip()  # third-party parsers of torchrun's flags do not have it
+    text = flags["preload"].strip()
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):

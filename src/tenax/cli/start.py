@@ -259,6 +259,9 @@ class _Stream(Watchable):
     def on_readable(self) -> None:
         self.read()
 
+    def close(self) -> None:
+        self._pipe.close()
+
     def read(self) -> bool:
         """Read what is there. Return False if it would block or is closed."""
         if self._pipe.closed:
@@ -277,6 +280,10 @@ class _Stream(Watchable):
         if not data:
             self._pipe.close()
         return bool(data)
+
+    def read_all(self) -> None:
+        while self.read():
+            pass
 
 
 class _Connection:
@@ -302,19 +309,18 @@ class _Connection:
             _Stream(self._process.stdout, starter.out, self._on_output),
             _Stream(self._process.stderr, starter.err, self._on_error),
         )
+        self._stdin: Any = self._process.stdin
         self.send({"marker": self._marker, **request})
 
     def send(self, request: object = None) -> None:
         """Send a request; None: a heartbeat."""
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError, ValueError):  # it has ended, which is reported by SIGCHLD; or it was closed
-            self._process.stdin.write((b"" if request is None else msgspec.json.encode(request)) + b"\n")
-            self._process.stdin.flush()
+            self._stdin.write((b"" if request is None else msgspec.json.encode(request)) + b"\n")
+            self._stdin.flush()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._stdin.close()
 
     def kill(self) -> None:
         self._process.kill()
@@ -324,8 +330,7 @@ class _Connection:
         if self._process.poll() is None:
             return False
         for stream in self.streams:
-            while stream.read():
-                pass
+            stream.read_all()
         return True
 
     def why_ended(self) -> str:
@@ -337,9 +342,8 @@ class _Connection:
 
     def release(self) -> None:
         self.close()
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            pipe.close()
+        for stream in self.streams:
+            stream.close()
 
     def _on_output(self, line: bytes) -> None:
         text, marker, report = line.partition(f"{self._marker} ".encode())
@@ -475,8 +479,7 @@ class _Starter:
 
     def _on_discovered(self, script: subprocess.Popen[bytes]) -> None:
         assert self._script_output is not None
-        while self._script_output.read():
-            pass
+        self._script_output.read_all()
         self._loop.unwatch(self._script_output)
         self._script = self._script_output = None
         try:

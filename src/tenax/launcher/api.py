@@ -202,9 +202,8 @@ def run_agent(
     try:
         result = agent_of(job, handler, sinks, health_check_server).run()
     except SignalException:
-        leave = getattr(handler, "leave", None)  # a third-party handler may not have it
-        if leave is not None:
-            leave()  # the run continues without this node
+        if hasattr(handler, "leave"):  # a third-party handler may not have it
+            handler.leave()  # the run continues without this node
         raise
     except BaseException:
         _shut_down(handler)

@@ -16,7 +16,7 @@ import msgspec
 
 from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import Assignment, Outcome, Verdict, assert_never
-from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs
+from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs, line_prefix
 from tenax._node.job import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
@@ -229,11 +229,10 @@ class LocalElasticAgent(SimpleElasticAgent):
                 group.state = WorkerState.SUCCEEDED
                 values = {first + rank: value for rank, value in node.return_values().items()}
                 return RunResult(group.state, return_values=values)
-            case Outcome.CANCELLED if not verdict.signal:
-                group.state = WorkerState.STOPPED
-                raise RendezvousClosedError(f"the run was cancelled: {verdict.why}")
             case Outcome.CANCELLED:
                 group.state = WorkerState.STOPPED
+                if not verdict.signal:
+                    raise RendezvousClosedError(f"the run was cancelled: {verdict.why}")
                 number = signal.Signals(verdict.signal)
                 raise SignalException(f"the agent (pid {os.getpid()}) received {number.name}", number)
             case Outcome.BROKEN:
@@ -274,14 +273,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             for rank in ranks:
                 envs[rank].update(self._sockets.env(first.global_rank + rank))
         scopes = self._watch_scopes(envs)
-        prefixes = None
-        if self._log_line_prefix_template is not None:
-            from tenax._logs.specs import line_prefix
-
+        prefixes, template = None, self._log_line_prefix_template
+        if template is not None:
             prefixes = {
-                rank: line_prefix(
-                    self._log_line_prefix_template, role_name=spec.role, rank=first.global_rank + rank, local_rank=rank
-                )
+                rank: line_prefix(template, role_name=spec.role, rank=first.global_rank + rank, local_rank=rank)
                 for rank in ranks
             }
         assert spec.entrypoint is not None
@@ -343,12 +338,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         if result is None:
             return RunResult(WorkerState.HEALTHY)
         rank_of = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
-        if result.is_failed():
-            return RunResult(
-                WorkerState.FAILED, failures={rank_of[rank]: failure for rank, failure in result.failures.items()}
-            )
         return RunResult(
-            WorkerState.SUCCEEDED, return_values={rank_of[rank]: value for rank, value in result.return_values.items()}
+            WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
+            {rank_of[rank]: value for rank, value in result.return_values.items()},
+            {rank_of[rank]: failure for rank, failure in result.failures.items()},
         )
 
 
