@@ -15,7 +15,7 @@ import os
 import shlex
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TypeVar
 
 import msgspec
@@ -150,7 +150,7 @@ def job_selector(arguments: Arguments) -> JobSelector:
 # --- job --------------------------------------------------------------------------------------------------------------
 
 
-class Job:
+class Job(AbstractContextManager["Job"]):
     """A connection to a run. ``agent`` is the agent that answers, if it is on this host."""
 
     def __init__(self, line: OperatorConnection, agent: LocalAgent | None = None) -> None:
@@ -164,9 +164,6 @@ class Job:
     def until_gone(self) -> None:
         """Wait until the process that answers exits: the agent, or the coordinator's. Raises ``ConnectionLost``."""
         self.line.until_closed(AgentRequest())
-
-    def __enter__(self) -> Job:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -126,7 +126,9 @@ class Follower:
                     self._note_end(each, answer)
         try:
             while not self._is_over and not page.is_closed:
-                self._ask_status()
+                if time.monotonic() >= self._ask_status_at:
+                    self._ask_status_at = _NEVER
+                    self._requests.send(None, StatusRequest(self._status.mark, _WAIT_S))
                 self._ask_nodes()
                 self._receive_batch(time.monotonic() + _WAIT_S + _TIMEOUT_S)
         except ConnectionLost:
@@ -151,11 +153,6 @@ class Follower:
             return True
         has_ended = any(each.is_over for each in self._known.values())
         return self._choice.generation > 0 and has_ended and all(each.is_over for each in self._followed)
-
-    def _ask_status(self) -> None:
-        if time.monotonic() >= self._ask_status_at:
-            self._ask_status_at = _NEVER
-            self._requests.send(None, StatusRequest(self._status.mark, _WAIT_S))
 
     def _ask_nodes(self) -> None:
         followed = self._followed
@@ -212,11 +209,10 @@ class Follower:
             return
         self._ask_status_at = 0.0
         self._status = decode(value, RunStatus)
-        if self._status.phase != "over":
-            self._note_errors({node.node_id for node in self._status.nodes})
-
-    def _note_errors(self, present: set[str]) -> None:
-        for node_id, each in self._known.items():
+        if self._status.phase == "over":
+            return
+        present = {node.node_id for node in self._status.nodes}
+        for node_id, each in self._known.items():  # report each error once
             if each.error and node_id not in present:
                 self._page.note(f"{each.node.name} has left the run")
                 each.error = each.reported = ""
@@ -229,7 +225,10 @@ class Follower:
         until = time.monotonic() + _DRAIN_S
         self._ask_status_at = _NEVER
         try:
-            while any(not each.is_over and not each.error for each in (*self._followed, *self._asked)):
+            while True:
+                asked = [each for each in self._known.values() if each.is_asked]
+                if all(each.is_over or each.error for each in (*self._followed, *asked)):
+                    return
                 if self._page.is_closed or time.monotonic() >= until:
                     return
                 with suppress(ConnectionLost):  # answers sent before the connection was closed can still be received
@@ -237,10 +236,6 @@ class Follower:
                 self._receive_batch(until)
         except ConnectionLost:
             return
-
-    @property
-    def _asked(self) -> list[_Followed]:
-        return [each for each in self._known.values() if each.is_asked]
 
 
 def _nodes(status: RunStatus, choice: LogsRequest) -> list[NodeStatus]:

@@ -34,11 +34,8 @@ class WorkerLog(msgspec.Struct, frozen=True):
     stream: str
 
     @property
-    def times(self) -> bytes:
-        return times_path(os.fsencode(self.path))
-
-    def line(self, at: float, data: bytes) -> LogLine:
-        return LogLine(at, self.rank, self.local_rank, self.stream, self.generation, shown(data))
+    def which(self) -> tuple[int, int, str, int]:
+        return self.rank, self.local_rank, self.stream, self.generation
 
 
 def lines_of(folders: list[str], choice: LogsRequest, page: Page) -> None:
@@ -47,9 +44,11 @@ def lines_of(folders: list[str], choice: LogsRequest, page: Page) -> None:
     if not logs:
         raise NoSuchJob("the run wrote no log files; 'tenax run --redirects 3' or '--tee 3' writes them")
     chosen = _chosen(logs, choice)
-    without = [log for log in chosen if os.path.getsize(log.path) and not os.path.exists(log.times)]
+    without = sum(
+        bool(os.path.getsize(log.path)) and not os.path.exists(times_path(os.fsencode(log.path))) for log in chosen
+    )
     if without and len(chosen) > 1:
-        page.note(f"{len(without)} files have no times; they are shown first, one after another")
+        page.note(f"{without} files have no times; they are shown first, one after another")
     if choice.last >= 0:
         _show(chosen, _query(chosen, choice, [-1] * len(chosen), last), page)
         return
@@ -84,11 +83,8 @@ def _query(
 
 
 def _show(chosen: list[WorkerLog], result: QueryResult, page: Page) -> None:
-    page.show(chosen[line.source].line(line.at, line.text) for line in result.lines)
-    page.leave_out(
-        LeftOut(log.rank, log.local_rank, log.stream, log.generation, count, why)
-        for log, count, why in ((chosen[index], count, why) for index, count, why in result.left_out)
-    )
+    page.show(LogLine(line.at, *chosen[line.source].which, shown(line.text)) for line in result.lines)
+    page.leave_out(LeftOut(*chosen[index].which, count, why) for index, count, why in result.left_out)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

@@ -69,7 +69,9 @@ def logs(argv: Sequence[str]) -> int:
     if folders:
         if len(folders) < len(arguments.positional):
             raise UsageError("give either folders or a run id, not both")
-        return _from_folders(folders, choice, page, follows)
+        if follows:
+            raise UsageError("--follow needs a run that is running, not a folder")
+        return _show_folders(folders, choice, page)
     selector = job_selector(arguments)
     try:
         job = find_job(selector)
@@ -79,7 +81,7 @@ def logs(argv: Sequence[str]) -> int:
             raise
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
         page.note(f"the run {error.ended.run_id!r} has ended; reading {where}")
-        return _from_folders(folders, choice, page, follows=False)
+        return _show_folders(folders, choice, page)
     except NoSuchJob as error:
         if os.path.isdir(selector.run_id):
             raise NoSuchJob(f"{error}; for the folder, write ./{selector.run_id}") from error
@@ -100,9 +102,7 @@ def logs(argv: Sequence[str]) -> int:
     return page.exit_code(0 if follows else 1)
 
 
-def _from_folders(folders: list[str], choice: LogsRequest, page: Page, follows: bool) -> int:
-    if follows:
-        raise UsageError("--follow needs a run that is running, not a folder")
+def _show_folders(folders: list[str], choice: LogsRequest, page: Page) -> int:
     from tenax.cli.log_folders import lines_of
 
     lines_of(folders, choice, page)

@@ -11,6 +11,7 @@ import pwd
 import select
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from tenax._core.requests import AnyRequest, DrainRequest, NodeRequest, RestartRequest, StatusRequest, StopRequest
 from tenax._core.text import harmless
@@ -70,38 +71,22 @@ _BUSY = ("starting", "working", "stopping", "draining")  # states of a node whos
 
 def stop(argv: Sequence[str]) -> int:
     arguments = parse_job_arguments(argv, switches=("--yes", "--wait"), values=("--why",))
-    request = StopRequest(_why(arguments, "stopped"))
-    with find_job(job_selector(arguments)) as job:
 
-        def plan(status: RunStatus) -> str:
-            busy = [node for node in status.nodes if node.state in _BUSY]
-            if not busy:
-                return f"stops the run {status.run_id!r}, which has no running worker"
-            return f"stops the run {status.run_id!r}: {_size(busy)}"
+    def plan(_: Job, status: RunStatus) -> str:
+        busy = [node for node in status.nodes if node.state in _BUSY]
+        return f"stops the run {status.run_id!r}" + (f": {_size(busy)}" if busy else ", which has no running worker")
 
-        if "--wait" not in arguments.switches:
-            return _do(arguments, job, request, plan)
-        agent = _pidfd_of_agent(job)  # before the agent can exit and its pid be reused
-        try:
-            exit_code = _do(arguments, job, request, plan)
-            if exit_code == 0:
-                _wait(job, agent)
-            return exit_code
-        finally:
-            if agent >= 0:
-                os.close(agent)
+    return _do(arguments, StopRequest(_why(arguments, "stopped")), plan)
 
 
 def restart(argv: Sequence[str]) -> int:
     arguments = parse_job_arguments(argv, switches=("--yes",), values=("--why",))
-    request = RestartRequest(_why(arguments, "requested"))
-    with find_job(job_selector(arguments)) as job:
 
-        def plan(status: RunStatus) -> str:
-            size = _size([node for node in status.nodes if node.state != "spare"])
-            return f"restarts the run {status.run_id!r} (generation {status.generation}): {size}"
+    def plan(_: Job, status: RunStatus) -> str:
+        size = _size([node for node in status.nodes if node.state != "spare"])
+        return f"restarts the run {status.run_id!r} (generation {status.generation}): {size}"
 
-        return _do(arguments, job, request, plan)
+    return _do(arguments, RestartRequest(_why(arguments, "requested")), plan)
 
 
 def drain(argv: Sequence[str]) -> int:
@@ -110,8 +95,7 @@ def drain(argv: Sequence[str]) -> int:
         raise UsageError("no node given; add its name or rank, as shown by 'tenax status'")
     node = arguments.positional.pop(0)
     request = DrainRequest(node, _why(arguments, "requested"))
-    with find_job(job_selector(arguments)) as job:
-        return _do(arguments, job, request, lambda status: _drain_plan(job, status, node))
+    return _do(arguments, request, lambda job, status: _drain_plan(job, status, node))
 
 
 def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
@@ -143,15 +127,27 @@ def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
     return found[0] if len(found) == 1 else None
 
 
-def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Callable[[RunStatus], str]) -> int:
-    if "--yes" not in arguments.switches:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError("not a terminal, so the question cannot be asked; pass --yes")
-        status = job.ask(StatusRequest(), RunStatus)
-        if not _confirm(f"This {plan(status)}."):
-            print_stderr("tenax: cancelled; nothing was changed")
-            return FAILED
-    return print_page(f"{job.ask(request, str)}\n")
+def _do(arguments: Arguments, request: AnyRequest, plan: Callable[[Job, RunStatus], str]) -> int:
+    """Send the request once the user has confirmed the plan, and with --wait, wait until the agent has exited."""
+    with find_job(job_selector(arguments)) as job, ExitStack() as stack:
+        waits = "--wait" in arguments.switches
+        agent = _pidfd_of_agent(job) if waits else -1  # before the agent can exit and its pid be reused
+        if agent >= 0:
+            stack.callback(os.close, agent)
+        if "--yes" not in arguments.switches:
+            if sys.stdin is None or not sys.stdin.isatty():
+                raise UsageError("not a terminal, so the question cannot be asked; pass --yes")
+            if not _confirm(f"This {plan(job, job.ask(StatusRequest(), RunStatus))}."):
+                print_stderr("tenax: cancelled; nothing was changed")
+                return FAILED
+        exit_code = print_page(f"{job.ask(request, str)}\n")
+        if waits and exit_code == 0:
+            job.until_gone()
+            if agent >= 0:  # the control socket closes shortly before the agent exits
+                poll = select.poll()
+                poll.register(agent, select.POLLIN)
+                poll.poll()
+        return exit_code
 
 
 def _confirm(text: str) -> bool:
@@ -174,15 +170,6 @@ def _pidfd_of_agent(job: Job) -> int:
         return os.pidfd_open(job.agent.pid)
     except OSError:
         return -1
-
-
-def _wait(job: Job, agent: int) -> None:
-    """Wait until the agent exits. Its control socket closes shortly before that, so wait for the pidfd too."""
-    job.until_gone()
-    if agent >= 0:
-        poll = select.poll()
-        poll.register(agent, select.POLLIN)
-        poll.poll()
 
 
 def _size(nodes: Sequence[NodeStatus]) -> str:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
 from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
@@ -151,20 +153,14 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
     return Options(**copied)
 
 
-class FlagValues:
-    """A parsed command line, and the notes collected while it is checked. The values are converted.
+class FlagValues(msgspec.Struct):
+    """A parsed command line, and the notes collected while it is checked."""
 
-    ``values``: of every flag, by dest. ``sources``: flags that were given: dest -> spelling, "--tee" or "PET_TEE".
-    """
-
-    def __init__(
-        self, script: str, script_args: tuple[str, ...], values: dict[str, Any], sources: dict[str, str]
-    ) -> None:
-        self.script = script
-        self.script_args = script_args
-        self.values = values
-        self.sources = sources
-        self.notes: list[str] = []
+    script: str
+    script_args: tuple[str, ...]
+    values: dict[str, Any]  # of every flag, by dest, converted
+    sources: dict[str, str]  # flags that were given: dest -> spelling, such as "--tee" or "PET_TEE"
+    notes: list[str] = []
 
     def __getitem__(self, dest: str) -> Any:
         return self.values[dest]
@@ -267,10 +263,7 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         if flags.typed("rdzv_backend"):
             flags.notes.append(f"{flags.quote('rdzv_backend')} is not used: one node needs no rendezvous")
         return "local", "", configs
-    if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
-        flags.note_unused("rdzv_endpoint", types_master(flags))
-        endpoint = ""
-    if endpoint:
+    if endpoint and not overrides_endpoint(flags):
         for dest, refusal in other_addresses(flags, endpoint):
             flags.settle("rdzv_endpoint", dest, refusal)
         host, port = split_endpoint(endpoint)
@@ -308,6 +301,14 @@ def _prefers_master(flags: FlagValues) -> bool:
 def types_master(flags: FlagValues) -> str:
     """Return --master-port or --master-addr, whichever is on the command line; empty if neither is."""
     return next((dest for dest in ("master_port", "master_addr") if flags.typed(dest)), "")
+
+
+def overrides_endpoint(flags: FlagValues) -> bool:
+    """Return True if --master-addr or --master-port on the command line overrides the endpoint of a variable."""
+    master = types_master(flags) if flags.from_environment("rdzv_endpoint") else ""
+    if master:
+        flags.note_unused("rdzv_endpoint", master)
+    return bool(master)
 
 
 def _names_master(flags: FlagValues) -> bool:

@@ -23,6 +23,7 @@ from tenax.cli.options import (
     check_endpoint,
     is_host,
     other_addresses,
+    overrides_endpoint,
     split_endpoint,
     types_master,
 )
@@ -95,10 +96,7 @@ def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
             "'--rdzv-endpoint HOST'"
         )
     endpoint = flags["rdzv_endpoint"].strip()
-    if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
-        flags.note_unused("rdzv_endpoint", types_master(flags))
-        endpoint = ""
-    if endpoint:
+    if endpoint and not overrides_endpoint(flags):
         for dest, refusal in other_addresses(flags, endpoint):  # a cluster's variables are ignored, as under torchrun
             flags.drop(dest, "rdzv_endpoint", refusal)
         _check_reachable(flags, "rdzv_endpoint", *split_endpoint(endpoint))

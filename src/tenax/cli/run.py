@@ -50,7 +50,11 @@ def run_command(
         colour = allows_colour(sys.stderr)
         return launch(job, environ, report_path=options.report, colour=colour, before_run=before_run)
     except HelpRequested:
-        return _print_help()
+        from shutil import get_terminal_size
+
+        from tenax.cli.help import run_page
+
+        return print_page(run_page(get_terminal_size((100, 24)).columns))
     except UsageError as error:
         return print_usage_error(error)
     except RequestRefused as error:
@@ -285,14 +289,6 @@ def print_dry_run(options: Options, environ: Mapping[str, str]) -> int:
     from tenax.cli.dry_run import describe
 
     return print_page(describe(options, interpreter=sys.executable, cwd=os.getcwd(), environ=environ))
-
-
-def _print_help() -> int:
-    from shutil import get_terminal_size
-
-    from tenax.cli.help import run_page
-
-    return print_page(run_page(get_terminal_size((100, 24)).columns))
 
 
 def allows_colour(stream: TextIO | None) -> bool:
