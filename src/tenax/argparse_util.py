@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from typing import Any
 
 from tenax.cli.flags import truth
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 __all__ = ["check_env", "env"]
 
 
-class env(argparse.Action):
-    """Store a value. If ``PET_<DEST>`` is set, it is the default, and a required option becomes optional."""
-
-    def __init__(self, dest: str, default: Any = None, required: bool = False, **kwargs: Any) -> None:
-        default = os.environ.get(f"PET_{dest.upper()}", default)
-        super().__init__(dest=dest, default=default, required=required and not default, **kwargs)
-
+class _Setting(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse decides the signature
@@ -34,22 +25,21 @@ class env(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
-        setattr(namespace, self.dest, values)
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 
-class check_env(argparse.Action):
+class env(_Setting):
+    """Store a value. If ``PET_<DEST>`` is set, it is the default, and a required option becomes optional."""
+
+    def __init__(self, dest: str, default: Any = None, required: bool = False, **kwargs: Any) -> None:
+        default = os.environ.get(f"PET_{dest.upper()}", default)
+        super().__init__(dest=dest, default=default, required=required and not default, **kwargs)
+
+
+class check_env(_Setting):
     """A switch. ``PET_<DEST>`` of 1, true or yes turns it on by default; 0, false or no does not."""
 
     def __init__(self, dest: str, default: bool = False, **kwargs: Any) -> None:
         name = f"PET_{dest.upper()}"
         text = os.environ.get(name, "")
         super().__init__(dest=dest, const=True, default=truth(text, name) if text else default, nargs=0, **kwargs)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,  # noqa: ARG002
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        setattr(namespace, self.dest, self.const)

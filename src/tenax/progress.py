@@ -36,110 +36,101 @@ MAX_STEP = 1 << 53  # the wire rejects greater integers
 _PHASE_BYTES = 32
 
 
-class _ProgressFile:
-    """The progress file of one worker, created by its first report."""
+class _Progress:
+    """The progress file of this process, if it is a worker of tenax. The first report creates it."""
 
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        self.pid = os.getpid()
-        self._first: tuple[int, float] | None = None
-        self._last = (-1, 0.0)
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._pid = 0
+        self._is_disabled = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the steps and the phase."""
+        self._first = self._last = (-1, 0.0)
         self._count = 0
         self.phase = b""
 
-    def step(self, number: int, at: float) -> None:
-        if self._first is None:
-            self._first = (number, at)
-        self._last = (number, at)
-        self._count += 1
-        self.write()
+    @property
+    def is_open(self) -> bool:
+        """Whether a report has created the file."""
+        return self._descriptor >= 0
 
-    def begin_generation(self) -> None:
-        self._first, self._last, self._count, self.phase = None, (-1, 0.0), 0, b""
-        self.write()
-
-    def write(self) -> None:
-        first, first_at = self._first if self._first is not None else (-1, 0.0)
-        last, last_at = self._last
-        data = LAYOUT.pack(MAGIC, first, last, first_at, last_at, self._count, self.phase)
-        try:
-            os.pwrite(self._descriptor, data, 0)
-        except OSError as error:
-            _worker.disable(error)
-
-
-class _Worker:
-    """This process, if it is a worker of tenax."""
-
-    def __init__(self) -> None:
-        self._file: _ProgressFile | None = None
-        self._is_disabled = False
-
-    def file(self) -> _ProgressFile | None:
-        if self._file is not None and self._file.pid == os.getpid():
-            return self._file
+    def can_report(self) -> bool:
+        if self.is_open and self._pid == os.getpid():
+            return True
         # A child that the worker has forked does not report.
-        if not self._is_disabled and (self._file is not None or not self._open()):
-            self._is_disabled = True
-        return None if self._is_disabled else self._file
-
-    def has_reported(self) -> bool:
-        return self._file is not None
+        self._is_disabled = self._is_disabled or self.is_open or not self._open()
+        return not self._is_disabled
 
     def _open(self) -> bool:
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         if not error_file:
             return False
+        path = os.path.join(os.path.dirname(error_file), NAME)
         try:
-            self._file = _ProgressFile(os.path.join(os.path.dirname(error_file), NAME))
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             self.disable(error)
             return False
+        self._pid = os.getpid()
         return True
+
+    def step(self, number: int, at: float) -> None:
+        self._last = (number, at)
+        if not self._count:
+            self._first = self._last
+        self._count += 1
+        self.write()
+
+    def write(self) -> None:
+        (first, first_at), (last, last_at) = self._first, self._last
+        data = LAYOUT.pack(MAGIC, first, last, first_at, last_at, self._count, self.phase)
+        try:
+            os.pwrite(self._descriptor, data, 0)
+        except OSError as error:
+            self.disable(error)
 
     def disable(self, error: OSError | str) -> None:
         import sys
 
         if self._is_disabled:
             return
-        self._is_disabled, self._file = True, None
+        self._is_disabled, self._descriptor = True, -1
         sys.stderr.write(f"tenax: could not report the progress of this worker: {error}\n")
 
 
-_worker = _Worker()
+_progress = _Progress()
 
 
 def step(number: int) -> None:
     """Report that step ``number`` is done. Numbers increase; after a restart they continue from the last checkpoint."""
-    file = _worker.file()
-    if file is None:
+    if not _progress.can_report():
         return
     number = int(number)
     if -MAX_STEP <= number <= MAX_STEP:
-        file.step(number, time.monotonic())
+        _progress.step(number, time.monotonic())
     else:
-        _worker.disable(f"the step number has {number.bit_length()} bits; the maximum is 53")
+        _progress.disable(f"the step number has {number.bit_length()} bits; the maximum is 53")
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Mark slow work that is not a step: a checkpoint, an evaluation. It is shown, and never reported as a hang."""
-    file = _worker.file()
-    if file is None:
+    if not _progress.can_report():
         yield
         return
-    before, file.phase = file.phase, name.encode("utf-8", "replace")[:_PHASE_BYTES]
-    file.write()
+    before, _progress.phase = _progress.phase, name.encode("utf-8", "replace")[:_PHASE_BYTES]
+    _progress.write()
     try:
         yield
     finally:
-        file.phase = before
-        file.write()
+        _progress.phase = before
+        _progress.write()
 
 
 def begin_generation() -> None:
     """This process takes part in another generation: its first step has not been reported yet."""
-    if _worker.has_reported():
-        file = _worker.file()
-        if file is not None:
-            file.begin_generation()
+    if _progress.is_open and _progress.can_report():
+        _progress.forget()
+        _progress.write()

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from tenax._failures.error_handler import record
 from tenax.cli.arguments import HelpRequested, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
-from tenax.cli.host_checks import check_host, current_folder
 from tenax.cli.main import main as cli_main
-from tenax.cli.options import decide
-from tenax.cli.run import launch_arguments, print_dry_run, print_notes, print_usage_error, resolve
-from tenax.cli.script import run_script_path
+from tenax.cli.options import FlagValues, Options, decide
+from tenax.cli.run import check, launch_arguments, print_dry_run, print_usage_error, resolve
+from tenax.cli.script import Entrypoint, run_script_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-    from typing import Any
 
-    from tenax.cli.options import Options
-    from tenax.cli.script import Entrypoint
     from tenax.launcher.api import LaunchConfig
 
 __all__ = [
@@ -147,10 +144,13 @@ def _options(args: argparse.Namespace) -> Options:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for flag in FLAGS:
-        value = values[flag.dest] = getattr(args, flag.dest, flag.default)
+        # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
+        value = getattr(args, flag.dest, None)
+        value = values[flag.dest] = flag.default if value is None else value
         if value != flag.default and not (flag.kind == "list" and not value):
             sources[flag.dest] = flag.name
-    options = decide(args.training_script, tuple(args.training_script_args), values, sources, os.environ)
+    flags = FlagValues(args.training_script, tuple(args.training_script_args), values, sources)
+    options = decide(flags, os.environ)
     if get_use_env(args):
         return options
     if options.no_python:
@@ -165,8 +165,7 @@ def run(args: argparse.Namespace) -> None:
     from tenax.launcher.api import run_job
 
     options = _options(args)
-    check_host(options, current_folder(), os.environ)
-    print_notes(options)
+    check(options, os.environ)
     if options.report:
         raise UsageError("--report works only on the command line; in Python, catch ChildFailedError")
     if options.dry_run:

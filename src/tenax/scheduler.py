@@ -21,11 +21,9 @@ and ``TENAX_SCHEDULER=none`` disables all of them.
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+import msgspec
 
 __all__ = ["Allocation", "Scheduler", "find_scheduler"]
 

@@ -13,7 +13,7 @@ from tenax.cli.host_checks import check_host
 
 def error_of(args: list[str], cwd: object, **environ: str) -> str:
     with pytest.raises(UsageError) as error:
-        check_host(parse([*args, "t.py"], environ), str(cwd), environ)
+        check_host(parse([*args, "t.py"], environ), environ, str(cwd))
     return str(error.value)
 
 
@@ -32,7 +32,7 @@ def test_valid_options_are_accepted_and_no_file_is_created(project) -> None:
         "--numa-binding=node",
     ]
     for line in ([], ["--log-dir=/dev/null"], args):
-        check_host(parse([*line, "t.py"], {}), str(project), {})
+        check_host(parse([*line, "t.py"], {}), {}, str(project))
     assert os.listdir(project) == ["t.py"]
 
 

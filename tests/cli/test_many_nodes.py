@@ -275,7 +275,7 @@ def test_an_invalid_setting_is_rejected_before_the_start(settings, message, tmp_
     (tmp_path / "t.py").touch()
     options = parse(["--nnodes=2", "--rdzv-endpoint=h0", f"--rdzv-conf={settings}", "t.py"], {})
     with pytest.raises(UsageError) as error:
-        check_host(options, str(tmp_path), {})
+        check_host(options, {}, str(tmp_path))
     assert str(error.value).startswith(message)
 
 
@@ -283,13 +283,13 @@ def test_two_secrets_are_rejected(tmp_path) -> None:
     (tmp_path / "t.py").touch()
     environ = {"PET_RDZV_CONF": "token=a,token_file=b"}
     with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; give only one"):
-        check_host(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), str(tmp_path), {})
+        check_host(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), {}, str(tmp_path))
 
 
 def test_a_setting_for_one_node_is_checked_too(tmp_path) -> None:
     (tmp_path / "t.py").touch()
     with pytest.raises(UsageError, match="'use_agent_store' is 'maybe'; expected yes or no"):
-        check_host(parse(["--rdzv-conf=use_agent_store=maybe", "t.py"], {}), str(tmp_path), {})
+        check_host(parse(["--rdzv-conf=use_agent_store=maybe", "t.py"], {}), {}, str(tmp_path))
 
 
 def test_an_unknown_backend_is_rejected_with_the_installed_ones(tmp_path) -> None:
@@ -298,7 +298,7 @@ def test_an_unknown_backend_is_rejected_with_the_installed_ones(tmp_path) -> Non
     with pytest.raises(
         UsageError, match=r"^unknown --rdzv-backend 'mine'; installed backends: c10d, etcd, etcd-v2, static, tcp$"
     ):
-        check_host(parse(["--nnodes=2", "--rdzv-backend=mine", "t.py"], {}), str(tmp_path), {})
+        check_host(parse(["--nnodes=2", "--rdzv-backend=mine", "t.py"], {}), {}, str(tmp_path))
 
 
 def test_checking_valid_settings_opens_no_connection_and_writes_no_file(tmp_path) -> None:
@@ -308,5 +308,5 @@ def test_checking_valid_settings_opens_no_connection_and_writes_no_file(tmp_path
     secret.write_text("a secret of tests\n")
     secret.chmod(0o600)
     args = ["--nnodes=1:3", "--rdzv-endpoint=no-such-host.invalid", f"--rdzv-conf=token_file={secret},join_timeout=3"]
-    check_host(parse([*args, "t.py"], {}), str(tmp_path), {})
+    check_host(parse([*args, "t.py"], {}), {}, str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "t.py"]

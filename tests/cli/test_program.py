@@ -209,7 +209,7 @@ def test_the_start_imports_no_slow_module(tmp_path) -> None:
         "from tenax.cli.run import resolve\n"
         "from tenax.cli.host_checks import check_host\n"
         "options = parse('--nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 t.py --x'.split(), {})\n"
-        "check_host(options, '.', {})\n"
+        "check_host(options, {}, '.')\n"
         "resolve(options, sys.executable)\n"
         "print(*sorted(set(sys.modules) - before))\n"
     )

@@ -16,7 +16,7 @@ import pytest
 from tenax._schedulers.kubernetes import IndexedJob
 from tenax.cli.arguments import read
 from tenax.cli.options import Options, decide
-from tenax.cli.scheduler_options import find_allocation
+from tenax.cli.scheduled_run import find_allocation
 from tenax.scheduler import find_scheduler
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -145,8 +145,8 @@ def options(name: str, environ: dict[str, str], pod_name: str = "") -> Options:
     scheduler = IndexedJob(lambda: pod_name) if pod_name else find_scheduler(environ)
     allocation = None
     if scheduler is not None:
-        allocation = find_allocation(scheduler, reading.values, reading.sources, environ)
-    return decide(reading.script, reading.script_args, reading.values, reading.sources, environ, allocation)
+        allocation = find_allocation(scheduler, reading, environ)
+    return decide(reading, environ, allocation)
 
 
 @pytest.mark.parametrize(

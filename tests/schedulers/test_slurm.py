@@ -5,13 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tenax._schedulers.slurm import Slurm, hosts
-from tenax._schedulers.slurm_commands import records, should_requeue
+from tenax._schedulers.slurm import Slurm, hosts, records, runs_of, should_requeue
 from tenax.cli.arguments import parse
 from tenax.cli.flags import UsageError
-from tenax.cli.scheduled_job import scheduled_runs
-from tenax.cli.scheduled_run import Membership
-from tenax.cli.scheduler_options import Refused, grace_within
+from tenax.cli.scheduled_run import Membership, Refused, grace_within
 from tenax.scheduler import Allocation
 
 
@@ -260,11 +257,11 @@ def test_runs_are_found_by_the_id_of_their_job(name: str, expected: list[str]) -
         assert job in ("16", "15_3")
         return SHOWN_JOB if what == "job" else SHOWN_STEPS
 
-    assert [f"{run.run_id} {run.endpoint}" for run in scheduled_runs(name, scontrol)] == expected
+    assert [" ".join(run) for run in runs_of(name, scontrol)] == expected
 
 
 def test_an_unknown_job_has_no_runs() -> None:
     def scontrol(*_: str) -> str:
         raise OSError("slurm_load_jobs error: Invalid job id specified")
 
-    assert scheduled_runs("33", scontrol) == []
+    assert runs_of("33", scontrol) == []

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
+from tenax._schedulers import port_for, read_text
 from tenax.scheduler import Allocation, Scheduler
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-_FIRST_PORT, _PORTS = 16384, 16381
 
 
 class Lsf(Scheduler):
@@ -35,9 +32,9 @@ class Lsf(Scheduler):
 class Pbs(Scheduler):
     """``host``: as above; ``read``: returns the content of the file with the hosts, or raises OSError."""
 
-    def __init__(self, host: str = "", read: Callable[[str], str] | None = None) -> None:
+    def __init__(self, host: str = "", read: Callable[[str], str] = read_text) -> None:
         self._host = host
-        self._read = _read if read is None else read
+        self._read = read
 
     def allocation(self, environ: Mapping[str, str], nodes: int) -> Allocation | None:
         try:
@@ -49,21 +46,22 @@ class Pbs(Scheduler):
 
 
 def _allocation(scheduler: str, job: str, hosts: Sequence[str], host: str, nodes: int) -> Allocation:
+    alone = Allocation(scheduler=scheduler, job=job, run_id=job)
     if len(hosts) < 2 or nodes == 1:
-        return Allocation(scheduler=scheduler, job=job, run_id=job)
+        return alone
     short = (host or os.uname().nodename).partition(".")[0]
     order = next((index for index, name in enumerate(hosts) if name.partition(".")[0] == short), None)
-    if not nodes or order is None:
+    if nodes and order is None:
+        return alone
+    if not nodes:
         note = (
             f"using only this host of the {len(hosts)} hosts of {scheduler} job {job}; to use all, start tenax on each "
             f"of them with --nnodes {len(hosts)}"
         )
-        return Allocation(scheduler=scheduler, job=job, run_id=job, note=note if not nodes else "")
-    endpoint = f"{hosts[0]}:{_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS}"
-    return Allocation(
-        scheduler=scheduler,
-        job=job,
-        run_id=job,
+        return msgspec.structs.replace(alone, note=note)
+    endpoint = f"{hosts[0]}:{port_for(job)}"
+    return msgspec.structs.replace(
+        alone,
         nodes=nodes,
         endpoint=endpoint,
         node_order=str(order),
@@ -72,8 +70,3 @@ def _allocation(scheduler: str, job: str, hosts: Sequence[str], host: str, nodes
         has_shared_home=True,
         note=f"{scheduler} job {job} on {len(hosts)} hosts: run {job}, endpoint {endpoint}" if order == 0 else "",
     )
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()

@@ -6,14 +6,22 @@ Each pod has its own output and is replaced on its own, so the agents are not ta
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
 from tenax.scheduler import Allocation, Scheduler
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 _PORT = 29400
+
+
+def _full_name() -> str:
+    """Return this host's name with its domain: Kubernetes writes it to /etc/hosts if the pod has a subdomain."""
+    host = os.uname().nodename
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
+            names = file.read().split()
+    except OSError:
+        names = []
+    return next((name for name in names if name.startswith(f"{host}.")), host)
 
 
 class IndexedJob(Scheduler):
@@ -22,8 +30,8 @@ class IndexedJob(Scheduler):
     ``pod_name``: returns the full name of this pod: ``train-2.train.default.svc.cluster.local``.
     """
 
-    def __init__(self, pod_name: Callable[[], str] | None = None) -> None:
-        self._pod_name = _full_name if pod_name is None else pod_name
+    def __init__(self, pod_name: Callable[[], str] = _full_name) -> None:
+        self._pod_name = pod_name
 
     def allocation(self, environ: Mapping[str, str], nodes: int) -> Allocation:
         index = environ["JOB_COMPLETION_INDEX"]
@@ -78,14 +86,3 @@ class MasterVariables(Scheduler):
             f"add --nnodes {size} --node-rank $RANK --master-addr $MASTER_ADDR --master-port $MASTER_PORT"
         )
         return Allocation(scheduler="the platform", note=note)
-
-
-def _full_name() -> str:
-    """Return this host's name with its domain: Kubernetes writes it to /etc/hosts if the pod has a subdomain."""
-    host = os.uname().nodename
-    try:
-        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
-            names = file.read().split()
-    except OSError:
-        names = []
-    return next((name for name in names if name.startswith(f"{host}.")), host)

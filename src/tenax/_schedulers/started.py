@@ -7,24 +7,18 @@ hosts is as for a step on each node: run id, port, secret, GPUs, notices, restar
 from __future__ import annotations
 
 import re
-import zlib
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from tenax._core.start import Host
+from tenax._schedulers import port_for
 from tenax._schedulers.slurm import Slurm, hosts
 from tenax.scheduler import Allocation, Scheduler
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 VARIABLE = "TENAX_START"
-_FIRST_PORT, _PORTS = 16384, 16381  # below the ports that Linux gives to outgoing connections
 _LEFT = 143  # 0 is the success of the run
 _HOST = re.compile(r"(?P<name>[^\s:]+)(?::(?P<count>\d+)|\s+slots\s*=\s*(?P<slots>\d+)(?:\s+max[-_]slots\s*=\s*\d+)?)?")
-
-
 _NAME = re.compile(r"(?!-)[^\[\]]*(\[\d+(-\d+)?(,\d+(-\d+)?)*\][^\[\]]*)*")
 
 
@@ -48,8 +42,7 @@ class Started(Scheduler):
 
 def describe(run_id: str, first: str, nodes: int, order: int, slots: int) -> str:
     """Return the value of ``TENAX_START`` for one agent. ``first``: the host of the endpoint."""
-    endpoint = f"{host_name(first)}:{_FIRST_PORT + zlib.crc32(run_id.encode()) % _PORTS}"
-    return f"{run_id} {endpoint} {nodes} {order} {slots}"
+    return f"{run_id} {host_name(first)}:{port_for(run_id)} {nodes} {order} {slots}"
 
 
 def host_name(host: str) -> str:
@@ -70,19 +63,13 @@ def parse_file(text: str) -> list[Host]:
 def _parse(parts: Iterable[str]) -> list[Host]:
     """Raises ValueError."""
     found: dict[str, Host] = {}
-    for host in (host for part in parts if part.strip() for host in _expand(part.strip())):
-        if host.name in found:
-            raise ValueError(f"the host {host.name} is listed twice")
-        found[host.name] = host
+    for part in filter(None, map(str.strip, parts)):
+        match = _HOST.fullmatch(part)
+        names = list(hosts(match["name"])) if match is not None and _NAME.fullmatch(match["name"]) else []
+        if match is None or not names:
+            raise ValueError(f"{part!r} is not a host; expected NAME, NAME:SLOTS, NAME[0-3] or NAME slots=N")
+        for name in names:
+            if name in found:
+                raise ValueError(f"the host {name} is listed twice")
+            found[name] = Host(name, int(match["count"] or match["slots"] or 0))
     return list(found.values())
-
-
-def _expand(part: str) -> Iterator[Host]:
-    match = _HOST.fullmatch(part)
-    names: list[str] = []
-    if match is not None and _NAME.fullmatch(match["name"]):
-        names = list(hosts(match["name"]))
-    if match is None or not names:
-        raise ValueError(f"{part!r} is not a host; expected NAME, NAME:SLOTS, NAME[0-3] or NAME slots=N")
-    slots = int(match["count"] or match["slots"] or 0)
-    return (Host(name, slots) for name in names)

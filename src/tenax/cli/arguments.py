@@ -12,15 +12,11 @@ why torchrun rejects ``train.py --r=16``) and would add milliseconds to every st
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, convert, usage_errors
-from tenax.cli.options import Options, decide
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+from tenax.cli.options import FlagValues, Options, decide
 
 # One of these is set where a scheduler may have started this process: those of ``tenax.scheduler``.
 _SCHEDULER_VARIABLES = frozenset(
@@ -35,18 +31,9 @@ class HelpRequested(Exception):
     """The command line contains ``--help``."""
 
 
-class Reading(msgspec.Struct):
-    """The parsed command line: values are converted but not checked against each other."""
-
-    script: str
-    script_args: tuple[str, ...]
-    values: dict[str, Any]  # every flag, by dest
-    sources: dict[str, str]  # flags that were given: dest -> spelling, such as "--tee" or "PET_TEE"
-
-
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse and check the arguments of ``tenax run``. Raises ``UsageError`` and ``HelpRequested``."""
-    reading = read(argv, environ)
+    flags = read(argv, environ)
     allocation = None
     if not _SCHEDULER_VARIABLES.isdisjoint(environ):
         from tenax.scheduler import find_scheduler
@@ -54,13 +41,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         with usage_errors():
             scheduler = find_scheduler(environ)
         if scheduler is not None:
-            from tenax.cli.scheduler_options import find_allocation
+            from tenax.cli.scheduled_run import find_allocation
 
-            allocation = find_allocation(scheduler, reading.values, reading.sources, environ)
-    return decide(reading.script, reading.script_args, reading.values, reading.sources, environ, allocation)
+            allocation = find_allocation(scheduler, flags, environ)
+    return decide(flags, environ, allocation)
 
 
-def read(argv: Sequence[str], environ: Mapping[str, str]) -> Reading:
+def read(argv: Sequence[str], environ: Mapping[str, str]) -> FlagValues:
     """Parse the arguments without checking whether they can be combined."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -77,7 +64,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Reading:
             sources[dest] = flag.variable
         else:
             values[dest] = flag.default
-    return Reading(argv[script_at], tuple(argv[script_at + 1 :]), values, sources)
+    return FlagValues(argv[script_at], tuple(argv[script_at + 1 :]), values, sources)
 
 
 def _read_flags(argv: Sequence[str], values: dict[str, Any], sources: dict[str, str]) -> int:

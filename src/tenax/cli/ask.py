@@ -59,23 +59,22 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(argv: Sequence[str]) -> int:
-    """Execute ``tenax ask ARGV`` and return the exit code."""
     question = parse_question(argv)
     paths = sockets_at(question.path)
     # In parallel, so that a worker that does not answer does not delay the others.
     with ThreadPoolExecutor(min(len(paths), 64)) as pool:
         answers = list(pool.map(lambda path: ask_worker(path, question), paths))
     is_folder = os.path.isdir(question.path)
-    page = ""
-    for path, answer in zip(paths, answers, strict=True):
+    page, errors = "", []
+    for name, answer in zip(map(os.path.basename, paths), answers, strict=True):
         if answer.is_good:
-            title = f"== {os.path.basename(path)}\n" if is_folder else ""
-            page += title + answer.text.rstrip("\n") + "\n"
+            page += (f"== {name}\n" if is_folder else "") + answer.text.rstrip("\n") + "\n"
+        else:
+            errors.append(f"tenax ask: {name}: {answer.text.strip()}")
     printed = print_page(page)
-    for path, answer in zip(paths, answers, strict=True):
-        if not answer.is_good:
-            print_stderr(f"tenax ask: {os.path.basename(path)}: {answer.text.strip()}")
-    return printed or (SUCCEEDED if all(answer.is_good for answer in answers) else FAILED)
+    for error in errors:
+        print_stderr(error)
+    return printed or (FAILED if errors else SUCCEEDED)
 
 
 def parse_question(argv: Sequence[str]) -> Question:
@@ -84,16 +83,14 @@ def parse_question(argv: Sequence[str]) -> Question:
     if not arguments.positional:
         raise UsageError("no socket or folder given")
     path, handler, *rest = [*arguments.positional, ""] if len(arguments.positional) == 1 else arguments.positional
-    params = []
-    for arg in rest:
-        name, equals, value = arg.partition("=")
-        if not (name and equals):
-            raise UsageError(f"{arg!r} is not a parameter; write NAME=VALUE")
-        params.append((name, value))
+    wrong = next((arg for arg in rest if arg.find("=") < 1), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong!r} is not a parameter; write NAME=VALUE")
+    params = tuple((name, value) for name, _, value in (arg.partition("=") for arg in rest))
     if "=" in handler:
         raise UsageError(f"{handler!r} is not a handler; write the handler's name before its parameters")
     timeout = arguments.values.get("--timeout")
-    return Question(path, handler, tuple(params), seconds(timeout, "--timeout") if timeout else _TIMEOUT_S)
+    return Question(path, handler, params, seconds(timeout, "--timeout") if timeout else _TIMEOUT_S)
 
 
 def sockets_at(path: str) -> list[str]:
@@ -137,11 +134,8 @@ def ask_worker(path: str, question: Question) -> Answer:
             text = response.read(_MAX_BYTES).decode("utf-8", "backslashreplace")
             is_cut_off = bool(response.length) and len(text) < _MAX_BYTES
     except TimeoutError:
-        return Answer(
-            False,
-            f"no answer within {format_seconds(question.timeout_s)}; the worker may be in native code that holds the "
-            "GIL, which py-spy can inspect",
-        )
+        waited = f"no answer within {format_seconds(question.timeout_s)}"
+        return Answer(False, f"{waited}; the worker may be in native code that holds the GIL, which py-spy can inspect")
     except ConnectionRefusedError:
         return Answer(False, "connection refused: the worker or its server has exited")
     except FileNotFoundError:

@@ -20,8 +20,6 @@ class NoSuchJob(Exception):
 
 
 class Arguments(msgspec.Struct):
-    """A parsed command line."""
-
     positional: list[str] = []
     switches: set[str] = set()
     values: dict[str, str] = {}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib import import_module
 
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import FLAGS, UsageError
 from tenax.cli.main import COMMANDS, SUBCOMMANDS
 from tenax.cli.run import print_page
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COMPLETION_USAGE = """\
 usage: tenax completion bash|zsh|fish
@@ -38,7 +35,6 @@ complete -o default -F _tenax tenax
 
 
 def completion(argv: Sequence[str]) -> int:
-    """Execute ``tenax completion ARGV`` and return the exit code."""
     arguments = parse_arguments(argv)
     if len(arguments.positional) != 1 or arguments.positional[0] not in ("bash", "zsh", "fish"):
         raise UsageError(f"expected bash, zsh or fish, not {' '.join(arguments.positional) or 'nothing'}")

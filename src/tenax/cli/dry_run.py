@@ -24,19 +24,20 @@ from tenax._node.job import (
     rendezvous_parameters,
     watchdog_plan,
 )
-from tenax._node.workers import Placements
+from tenax._node.workers import Placements, decide_placements
 from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.cli.flags import usage_errors
-from tenax.cli.host_checks import decide_placements, load_restart_policy
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, Options, split_endpoint
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.run import compat_variables
 from tenax.cli.script import entrypoint_of
+from tenax.cli.terminal_table import counted
 from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
 from tenax.events import handlers
 from tenax.metrics import _by_name as metrics
+from tenax.policy import load_policy
 from tenax.rendezvous._tcp_handler import tcp_settings
 
 Setting = tuple[str, Iterable[str]]  # a title and its lines
@@ -47,9 +48,10 @@ _STREAMS = ("none", "stdout", "stderr", "stdout and stderr")
 _TITLE_WIDTH = 12
 
 
+@usage_errors()
 def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[str, str]) -> str:
     """Return the description as text. Raises ``UsageError`` where a real run would refuse to start."""
-    placements = decide_placements(options, environ)
+    placements = decide_placements(options.numa_options, options.nproc_per_node, environ)
     environments = _environments(options, placements, environ)
     shared = {
         name: value
@@ -59,18 +61,11 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
     sections = [_opening(options)]
     for title, texts in _settings(options, placements, interpreter, cwd, environ):
         sections += [_title("" if index else title) + text for index, text in enumerate(texts)]
-    sections += [
-        "",
-        "environment of every worker, added to what is inherited:",
-        *_variables(shared),
-    ]
+    sections += ["", "environment of every worker, added to what is inherited:", *_variables(shared)]
     for rank, environment in enumerate(environments):
         number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
-        sections += [
-            "",
-            f"worker {rank}: {number if options.max_nodes == 1 else 'ranks are assigned when all nodes have joined'}",
-        ]
-        sections.append("  " + _title("command") + _command(options, interpreter, rank))
+        number = number if options.max_nodes == 1 else "ranks are assigned when all nodes have joined"
+        sections += ["", f"worker {rank}: {number}", "  " + _title("command") + _command(options, interpreter, rank)]
         if placements.placement is not None and placements.placement.bindings:
             sections.append("  " + _title("CPUs") + placements.placement.bindings[rank].why)
         sections += _variables({name: value for name, value in environment.items() if name not in shared})
@@ -78,11 +73,11 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
 
 
 def _opening(options: Options) -> str:
-    workers = "1 worker" if options.nproc_per_node == 1 else f"{options.nproc_per_node} workers"
+    workers = counted(options.nproc_per_node, "worker")
     written = options.nproc_as_written
-    counted = "" if written.isdecimal() else f" (--nproc-per-node {written})"
+    flag = "" if written.isdecimal() else f" (--nproc-per-node {written})"
     among = f", which is one of {_count(options)}" if options.max_nodes > 1 else ""
-    return f"Dry run, nothing is started. The command would run {workers}{counted} on this node{among}.\n"
+    return f"Dry run, nothing is started. The command would run {workers}{flag} on this node{among}.\n"
 
 
 def _count(options: Options) -> str:
@@ -225,7 +220,7 @@ def _tls(options: Options) -> str:
 
 def _restarts(options: Options) -> Iterable[str]:
     if options.policy_name is not None:
-        load_restart_policy(options.policy_name)
+        load_policy(options.policy_name)  # raises for an unknown one
         yield f"decided by {options.policy_name}, given --max-restarts {options.max_restarts} (--restart-policy)"
         return
     if options.max_restarts == 0:
@@ -274,13 +269,12 @@ def _logs(options: Options) -> Iterable[str]:
 
 def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[Setting]:
     """Describe the sinks of metrics and events. Checks their names; creates no handler."""
-    with usage_errors():
-        if options.metrics:
-            metrics.check_names(options.metrics, environ)
-            yield "metrics", [_without_secrets(options.metrics)]
-        if options.event_log_handler not in ("", "null"):
-            handlers.check_names(options.event_log_handler)
-            yield "events", [_without_secrets(options.event_log_handler)]
+    if options.metrics:
+        metrics.check_names(options.metrics, environ)
+        yield "metrics", [_without_secrets(options.metrics)]
+    if options.event_log_handler not in ("", "null"):
+        handlers.check_names(options.event_log_handler)
+        yield "events", [_without_secrets(options.event_log_handler)]
 
 
 def _observers(options: Options) -> Iterable[Setting]:
@@ -304,26 +298,20 @@ def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
     if watchdog_plan(environ) is not None:
         what = "kills a worker that does not leave a timer's scope in time"
         yield "watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"]
-    port = health_check_port(environ)
-    if port is not None:
+    if (port := health_check_port(environ)) is not None:
         where = f"port {port}" if port else "a free port"
         yield "health", [f"served at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"]
-    folder = socket_folder(environ)
-    if folder:
+    if folder := socket_folder(environ):
         command = shlex.join(["tenax", "ask", folder])
         yield "queries", [f"of workers that use worker_main: {command} ({SOCKET_VARIABLE})"]
 
 
 def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that these features set in a worker."""
     found = {}
-    watchdog = watchdog_plan(environ)
-    if watchdog is not None:
-        found[TORCHELASTIC_TIMER_FILE] = (
-            os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
-        )
-    folder = socket_folder(environ)
-    if folder:
+    if (watchdog := watchdog_plan(environ)) is not None:
+        pipe = os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
+        found[TORCHELASTIC_TIMER_FILE] = pipe
+    if folder := socket_folder(environ):
         path = f"{folder}/rank"
         found[SOCKET_VARIABLE] = f"{path}{rank}" if options.max_nodes == 1 else f"<{path} and its rank>"
     return found
@@ -347,14 +335,11 @@ def _threads(placements: Placements, environ: Mapping[str, str]) -> str:
 def _environments(options: Options, placements: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
     settings = msgspec.structs.replace(options.settings, run_id=options.run_id or _RANDOM_ID)
     assignment = _assignment(options, environ)
-    for_all = WorkerEnvironment(
-        virtual_local_rank=options.virtual_local_rank,
-        omp_num_threads=placements.omp_num_threads,
-    )
-    environments = [
-        worker_environment(settings, assignment, rank, environ, for_all) for rank in range(options.nproc_per_node)
-    ]
-    for rank, environment in enumerate(environments):
+    for_all = WorkerEnvironment(options.virtual_local_rank, placements.omp_num_threads)
+    environments = []
+    for rank in range(options.nproc_per_node):
+        environment = worker_environment(settings, assignment, rank, environ, for_all)
+        environments.append(environment)
         if not assignment.master_port:
             environment["MASTER_PORT"] = _FREE_PORT
         if options.max_nodes > 1:
@@ -369,7 +354,6 @@ def _environments(options: Options, placements: Placements, environ: Mapping[str
 
 
 def _assignment(options: Options, environ: Mapping[str, str]) -> Assignment:
-    """Return the assignment of a node that runs alone."""
     host, port = options.local_addr or LOOPBACK, "0"
     if options.rdzv_backend == "static":
         host, port = split_endpoint(options.rdzv_endpoint)

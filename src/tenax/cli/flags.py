@@ -6,18 +6,15 @@ defines names and value types only. ``options`` checks which flags can be combin
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
 from tenax._core.bounds import MAX_SECONDS
 from tenax._node.job import ON_HANG, START_METHODS
 from tenax._node.signals import DEFAULT_SIGNALS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
 
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
@@ -46,6 +43,8 @@ def usage_errors(where: str = "") -> Iterator[None]:
     """Turn a ValueError into a ``UsageError`` with its message, after ``where``."""
     try:
         yield
+    except UsageError:
+        raise
     except ValueError as error:
         raise UsageError(f"{where}{str(error).rstrip('.')}") from error
 
@@ -221,7 +220,7 @@ _MIN_SIMILARITY = 0.75
 def convert(flag: Flag, text: str, source: str) -> Any:
     """Convert ``text`` to the flag's type. ``source`` is the flag as the user wrote it, for messages."""
     if flag.choices and text not in flag.choices:
-        raise UsageError(f"{source} takes {_any_of(flag.choices)}, not {text!r}")
+        raise UsageError(f"{source} takes {', '.join(flag.choices[:-1])} or {flag.choices[-1]}, not {text!r}")
     if flag.kind == "text":
         return text
     if flag.kind == "whole":
@@ -229,7 +228,8 @@ def convert(flag: Flag, text: str, source: str) -> Any:
     if flag.kind == "number":
         return seconds(text, source)
     if flag.kind == "list":
-        return split_list(text)
+        # Two commas in a row stand for one literal comma.
+        return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
     return truth(text, source)
 
 
@@ -251,11 +251,6 @@ def closest_flag(flag: str, known: Iterable[str]) -> str:
     longer = [name for name in names if len(flag) > _MIN_PREFIX and name.startswith(flag)]
     close = longer or difflib.get_close_matches(flag, names, n=1, cutoff=_MIN_SIMILARITY)
     return close[0] if close else ""
-
-
-def split_list(text: str) -> list[str]:
-    """Split at commas. Two commas in a row stand for one literal comma."""
-    return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
 
 
 def _whole(flag: Flag, text: str, source: str) -> int:
@@ -287,7 +282,3 @@ def seconds(text: str, source: str) -> float:
     if value > MAX_SECONDS:
         raise OutOfRange(f"{source} takes at most {MAX_SECONDS:.0f} s, not {text!r}")
     return value
-
-
-def _any_of(choices: tuple[str, ...]) -> str:
-    return f"{', '.join(choices[:-1])} or {choices[-1]}"

@@ -78,6 +78,9 @@ TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE sets the prefix of the lines of --tee.
 """
 
 _ENDING = """\
+help:
+  -h, --help                  Show this page and exit.
+
 environment:
   PET_<FLAG>                  the default of a flag, as above: PET_MAX_RESTARTS=3
   TORCHELASTIC_ENABLE_FILE_TIMER=1
@@ -95,26 +98,17 @@ exit code:
   tenax cannot work on this host, 72 if a process survived SIGKILL.
 """
 
-_HELP = """\
-help:
-  -h, --help                  Show this page and exit.
-"""
-
 _INDENT = 2
 _TEXT_COLUMN = 30
 
 
 def run_page(width: int) -> str:
-    """Return the help page of ``tenax run`` for a terminal of this width."""
     width = max(60, min(width, 100))
     parts = [_INTRODUCTION]
     for group in GROUPS:
-        lines = [f"{group}:"]
-        for flag in FLAGS:
-            if flag.group == group:
-                lines.extend(_flag_lines(flag, width))
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join([*parts, _HELP, _ENDING])
+        lines = [line for flag in FLAGS if flag.group == group for line in _flag_lines(flag, width)]
+        parts.append("\n".join([f"{group}:", *lines, ""]))
+    return "\n".join([*parts, _ENDING])
 
 
 def _flag_lines(flag: Flag, width: int) -> list[str]:
@@ -129,7 +123,6 @@ def _flag_lines(flag: Flag, width: int) -> list[str]:
 
 
 def _description(flag: Flag) -> str:
-    """Return the flag's help with its choices and default."""
     remarks = []
     if flag.choices:
         remarks.append("one of " + ", ".join(flag.choices))

@@ -6,32 +6,26 @@ Each failed check is a ``UsageError``. Changes nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from tenax._node.job import rendezvous_handler, watchdog_plan
+from tenax._node.workers import decide_placements
 from tenax.cli.flags import UsageError, usage_errors
-from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
+from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, Options
 from tenax.cli.script import check_script
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tenax._core.policy import RestartPolicy
     from tenax._logs.specs import LogsSpecs
-    from tenax._node.workers import Placements
-    from tenax.cli.options import Options
 
 
-def current_folder() -> str:
-    """Return the current folder. Raises ``UsageError`` if it was removed."""
+@usage_errors()
+def check_host(options: Options, environ: Mapping[str, str], cwd: str = "") -> None:
+    """Raise ``UsageError`` if this host lacks something that the options need. ``cwd``: empty: the current folder."""
     try:
-        return os.getcwd()
+        cwd = cwd or os.getcwd()
     except OSError as error:
         raise UsageError("the current folder was removed; change to another folder") from error
-
-
-def check_host(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` if this host lacks something that the options need."""
     check_script(options, cwd, environ)
     if options.log_dir and options.log_dir != os.devnull:
         _check_log_dir(options.log_dir, cwd)
@@ -41,27 +35,24 @@ def check_host(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
     if options.rdzv_backend not in own_backends:
         _check_installed_backend(options.rdzv_backend, own_backends)
     elif options.max_nodes > 1 or not {"use_agent_store", "store_allow"}.isdisjoint(options.rdzv_configs):
-        with usage_errors():  # of settings, secret and certificates; tenax's handlers read them and start nothing
-            rendezvous_handler(options)
+        rendezvous_handler(options)  # tenax's own read settings, secret and certificates, and start nothing
     if options.logs_specs_name is not None:
         load_logs_specs_class(options.logs_specs_name)
     if options.virtual_local_rank:
         from tenax._core.environment import CUDA_VISIBLE_DEVICES, only_device
 
-        with usage_errors():  # every worker needs a device of its own
-            only_device(environ.get(CUDA_VISIBLE_DEVICES), options.nproc_per_node - 1)
+        only_device(environ.get(CUDA_VISIBLE_DEVICES), options.nproc_per_node - 1)  # each worker needs its own
     if options.numa_options is not None:
-        decide_placements(options, environ)
-    with usage_errors():
-        if environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
-            from tenax._observe.health.check import health_check_port
+        decide_placements(options.numa_options, options.nproc_per_node, environ)
+    if environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
+        from tenax._observe.health.check import health_check_port
 
-            health_check_port(environ)
-        if environ.get("TORCH_WORKER_SERVER_SOCKET"):
-            from tenax.control_plane._sockets import socket_folder
+        health_check_port(environ)
+    if environ.get("TORCH_WORKER_SERVER_SOCKET"):
+        from tenax.control_plane._sockets import socket_folder
 
-            socket_folder(environ)
-        watchdog_plan(environ)
+        socket_folder(environ)
+    watchdog_plan(environ)
 
 
 def _check_log_dir(log_dir: str, cwd: str) -> None:
@@ -130,19 +121,3 @@ def load_logs_specs_class(name: str | None) -> type[LogsSpecs]:
 
     with usage_errors(f"--logs-specs {name}: "):
         return load_logs_specs(name)
-
-
-def load_restart_policy(name: str) -> RestartPolicy:
-    """Return the restart policy of this name. Raises ``UsageError``."""
-    from tenax.policy import load_policy
-
-    with usage_errors():
-        return load_policy(name)
-
-
-def decide_placements(options: Options, environ: Mapping[str, str]) -> Placements:
-    """Decide where workers run on this machine. Raises ``UsageError`` if the binding is impossible."""
-    from tenax._node import workers
-
-    with usage_errors():
-        return workers.decide_placements(options.numa_options, options.nproc_per_node, environ)

@@ -1,9 +1,4 @@
-"""Finds a running job as an operator names it, and connects to it.
-
-    tenax COMMAND                              the only run of this user on this host, or the last one
-    tenax COMMAND RUN_ID                       a run by its id, the beginning of it, or the pid of an agent here
-    tenax COMMAND JOB_ID                       a run on other hosts, by the id of its Slurm job
-    tenax COMMAND RUN_ID --endpoint HOST:PORT  a run on other hosts, by its rendezvous endpoint and the job's secret
+"""Finds a run as an operator names it (``SELECTOR_HELP``): connects to a running one, finds the notes of an ended one.
 
 On this host every agent has a control socket (``_node/control_socket.py``) and forwards requests over its own link, so
 no secret is needed and any node of the run will do. At an endpoint the settings are those of ``tenax run``, parsed by
@@ -19,8 +14,8 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import TypeVar
 
 import msgspec
@@ -40,10 +35,9 @@ from tenax._engines.tcp.operator import (
 from tenax._io.endpoint import Address, Endpoint
 from tenax._node.control_socket import socket_paths
 from tenax._node.job import rendezvous_parameters
-from tenax._node.run_notes import RunNote, note_for
+from tenax._node.run_notes import RunNote, last_runs, note_for
 from tenax.cli.arguments import parse
 from tenax.cli.command import Arguments, NoSuchJob, parse_arguments
-from tenax.cli.ended_run import EndedRun, ended_run, ended_runs
 from tenax.cli.flags import UsageError
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
 from tenax.cli.run import print_stderr
@@ -71,6 +65,29 @@ class NotResponding(NoSuchJob):
     """The run exists, but none of its agents here can answer now."""
 
 
+class EndedRun(msgspec.Struct, frozen=True):
+    """A run, from the notes that its agents left on this host.
+
+    Several agents of a run may have run here, in parallel or one after another, and its id may have been used before.
+    Agents belong to the same run if they had the same run id and rendezvous, and their lifetimes overlap.
+    """
+
+    run_id: str
+    folders: tuple[str, ...]  # that still exist; the coordinator's last folder first, else the one written last
+    notes: tuple[RunNote, ...]  # of its agents on this host, in the same order
+    ended: float = 0.0  # the last sign of it, in seconds since the epoch
+
+    @property
+    def noted(self) -> tuple[str, ...]:
+        """All log folders, including removed ones."""
+        return _distinct(note.log_dir for note in self.notes)
+
+    @property
+    def outcome(self) -> str:
+        """Empty: its agents were killed."""
+        return next((note.outcome for note in self.notes if note.outcome), "")
+
+
 class RunHasEnded(NoSuchJob):
     """The run no longer runs on this host."""
 
@@ -96,12 +113,8 @@ class LocalAgent(RunNote, frozen=True):
 
     run_id: str = ""
     pid: int = 0
-    host: str = ""
-    role: str = ""
     phase: str = ""
-    rank: int = -1
     is_coordinator: bool = False
-    journal: str = ""
     # Not part of the answer, as ``since``: when its control socket was created.
     path: str = ""  # of its control socket
     trouble: str = ""  # why it did not answer; the other fields then come from its note on disk
@@ -137,11 +150,10 @@ def job_selector(arguments: Arguments) -> JobSelector:
 # --- job --------------------------------------------------------------------------------------------------------------
 
 
-class Job:
+class Job(AbstractContextManager["Job"]):
     """A connection to a run. ``agent`` is the agent that answers, if it is on this host."""
 
-    def __init__(self, run_id: str, line: OperatorConnection, agent: LocalAgent | None = None) -> None:
-        self.run_id = run_id
+    def __init__(self, line: OperatorConnection, agent: LocalAgent | None = None) -> None:
         self.agent = agent
         self.line = line
 
@@ -152,9 +164,6 @@ class Job:
     def until_gone(self) -> None:
         """Wait until the process that answers exits: the agent, or the coordinator's. Raises ``ConnectionLost``."""
         self.line.until_closed(AgentRequest())
-
-    def __enter__(self) -> Job:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -207,14 +216,16 @@ def _selected(run_id: str, agents: list[LocalAgent]) -> list[LocalAgent]:
 
 def _scheduled_job(selector: JobSelector, agents: list[LocalAgent]) -> Job:
     """Connect to a job on other hosts by the scheduler's id. Raises ``NoSuchJob``."""
-    from tenax.cli.scheduled_job import scheduled_runs
+    from tenax._schedulers.slurm import runs_of
+    from tenax.cli.scheduled_run import shared_secret_path
 
     why = ""
-    for each in scheduled_runs(selector.run_id):
+    conf = f"token_file={shared_secret_path(os.path.expanduser('~'))}"
+    for run_id, endpoint in runs_of(selector.run_id):
         try:
-            return _job_at_endpoint(each)
+            return _job_at_endpoint(JobSelector(run_id, endpoint, "tcp", conf))
         except NoSuchJob as error:
-            why = f"{why}; {error}" if why else f"the run {each.run_id!r} of the Slurm job does not respond: {error}"
+            why = f"{why}; {error}" if why else f"the run {run_id!r} of the Slurm job does not respond: {error}"
     raise NoSuchJob(why) if why else _nothing_found(selector.run_id, agents)
 
 
@@ -237,7 +248,7 @@ def _job_of(agents: list[LocalAgent]) -> Job:
             why = why or str(error)
             line.close()
             continue
-        return Job(agent.run_id, line, agent)
+        return Job(line, agent)
     if silent:  # possibly the coordinator's, or the only one
         raise NotResponding("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
     raise NotResponding(f"the run {agents[0].run_id!r} does not respond: {why}")
@@ -259,25 +270,31 @@ def local_agents() -> list[LocalAgent]:
 
     Raises ``NoSuchJob`` if the folder of control sockets is not private to this user.
     """
-    lines: list[tuple[str, int, OperatorConnection | OperatorError]] = []
     try:
         paths = socket_paths()
     except OSError as error:
         raise NoSuchJob(f"could not list the agents of this host: {error.strerror or error}") from error
-    for path in paths:
-        try:
-            line = connect_to_agent(path, _AGENT_TIMEOUT_S)
-            lines.append((path, line.send(AgentRequest()), line))
-        except (ConnectionRefusedError, FileNotFoundError):
-            _remove(path)
-        except OperatorError as error:
-            lines.append((path, 0, error))
     # All requests are sent before the first answer is awaited.
-    found = [_agent(path, number, line) for path, number, line in lines]
+    lines = [(path, _ask_agent(path)) for path in paths]
+    found = [_agent(path, line) for path, line in lines if line is not None]
     return sorted((agent for agent in found if agent is not None), key=lambda agent: (agent.since, agent.pid))
 
 
-def _agent(path: str, number: int, line: OperatorConnection | OperatorError) -> LocalAgent | None:
+def _ask_agent(path: str) -> OperatorConnection | OperatorError | None:
+    """Send the first request. Return None, and remove the control socket, if no process listens on it."""
+    try:
+        line = connect_to_agent(path, _AGENT_TIMEOUT_S)
+        line.send(AgentRequest())
+    except (ConnectionRefusedError, FileNotFoundError):
+        with suppress(OSError):
+            os.unlink(path)  # of an agent that was killed
+        return None
+    except OperatorError as error:
+        return error
+    return line
+
+
+def _agent(path: str, line: OperatorConnection | OperatorError) -> LocalAgent | None:
     """Return the agent behind a control socket; None if it has exited."""
     name = os.path.basename(path).partition(".")[0].partition("-")[0]
     pid = int(name) if name.isdecimal() else 0
@@ -285,40 +302,26 @@ def _agent(path: str, number: int, line: OperatorConnection | OperatorError) -> 
         since = os.stat(path).st_mtime
     except OSError:
         since = 0.0
-    agent, error = _answer(number, line)
-    if error is None:
-        return msgspec.structs.replace(agent, path=path, since=since, pid=agent.pid or pid)
-    is_late = isinstance(error.__cause__, TimeoutError)
-    if not is_late and _is_abandoned(path):
-        return None
-    note = note_for(path)
-    agent = LocalAgent(**msgspec.structs.asdict(note)) if note is not None else LocalAgent()
-    trouble = _why_stopped(pid) or (f"no answer within {format_seconds(_AGENT_TIMEOUT_S)}" if is_late else str(error))
-    return msgspec.structs.replace(agent, path=path, since=since, trouble=trouble, pid=agent.pid or pid)
-
-
-def _answer(number: int, line: OperatorConnection | OperatorError) -> tuple[LocalAgent, OperatorError | None]:
-    """Return the agent's answer, or an empty one and the error."""
-    if isinstance(line, OperatorError):
-        return LocalAgent(), line
     try:
-        return decode(line.answer(number, _AGENT_TIMEOUT_S), LocalAgent), None
+        if isinstance(line, OperatorError):
+            raise line
+        agent, trouble = decode(line.answer(1, _AGENT_TIMEOUT_S), LocalAgent), ""
     except OperatorError as error:
-        return LocalAgent(), error
+        is_late = isinstance(error.__cause__, TimeoutError)
+        if not is_late:
+            again = _ask_agent(path)  # otherwise it may be stopped
+            if again is None:
+                return None
+            if isinstance(again, OperatorConnection):
+                again.close()
+        note = note_for(path)
+        agent = LocalAgent(**msgspec.structs.asdict(note)) if note is not None else LocalAgent()
+        late = f"no answer within {format_seconds(_AGENT_TIMEOUT_S)}"
+        trouble = _why_stopped(pid) or (late if is_late else str(error))
     finally:
-        line.close()
-
-
-def _is_abandoned(path: str) -> bool:
-    """Return True, and remove the control socket, if no process listens on it."""
-    try:
-        connect_to_agent(path, _AGENT_TIMEOUT_S).close()
-    except (ConnectionRefusedError, FileNotFoundError):
-        _remove(path)
-        return True
-    except OperatorError:
-        pass  # it may be stopped
-    return False
+        if isinstance(line, OperatorConnection):
+            line.close()
+    return msgspec.structs.replace(agent, path=path, since=since, trouble=trouble, pid=agent.pid or pid)
 
 
 def _why_stopped(pid: int) -> str:
@@ -331,12 +334,6 @@ def _why_stopped(pid: int) -> str:
     if state == _STOPPED:
         return f"it is stopped (Ctrl-Z, SIGSTOP or a debugger); to continue it: kill -CONT {pid}"
     return "it is stopped by a debugger" if state == _TRACED else ""
-
-
-def _remove(path: str) -> None:
-    """Remove the control socket of an agent that was killed."""
-    with suppress(OSError):
-        os.unlink(path)
 
 
 def _nothing_found(run_id: str, agents: list[LocalAgent]) -> NoSuchJob:
@@ -391,6 +388,74 @@ def _several_found(run_id: str, agents: list[LocalAgent], *, is_exact: bool) -> 
     return f"{len(by_run)} runs on this host{begin}; give the id of one: {_names(list(by_run.values()))}"
 
 
+# --- ended runs -------------------------------------------------------------------------------------------------------
+
+
+class _EndedAgent(msgspec.Struct, frozen=True):
+    """An agent's note, and how long it and its coordinator ran, judged by their files."""
+
+    note: RunNote
+    until: float
+    coordinated_until: float
+
+
+def ended_run(name: str, environ: Mapping[str, str] | None = None) -> EndedRun | None:
+    """Return the last ended run on this host with this run id, agent pid or beginning of a run id; "": the last one.
+
+    Raises OSError, and ``NoSuchJob`` if several run ids begin so.
+    """
+    runs = ended_runs(environ)
+    exact = [run for run in runs if name == run.run_id or name in (str(note.pid) for note in run.notes)]
+    found = exact or [run for run in runs if run.run_id.startswith(name)]
+    ids = _distinct(run.run_id for run in found)
+    if name and len(ids) > 1 and not exact:
+        raise NoSuchJob(f"{len(ids)} ended runs begin with {name!r}: {some_of(list(ids))}")
+    return found[0] if found else None
+
+
+def ended_runs(environ: Mapping[str, str] | None = None) -> list[EndedRun]:
+    """Return the ended runs on this host, the latest first. Raises OSError."""
+    agents = [_ended_agent(note) for note in last_runs(environ)]
+    runs = []
+    while agents:
+        same_run = _overlapping(agents[0], [each for each in agents if each.note.which_run == agents[0].note.which_run])
+        agents = [agent for agent in agents if agent not in same_run]
+        same_run.sort(key=lambda agent: (agent.coordinated_until, agent.until), reverse=True)
+        notes = tuple(agent.note for agent in same_run)
+        folders = tuple(folder for folder in _distinct(note.log_dir for note in notes) if os.path.isdir(folder))
+        runs.append(EndedRun(notes[0].run_id, folders, notes, max(agent.until for agent in same_run)))
+    return runs
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for text in texts if text))
+
+
+def _overlapping(first: _EndedAgent, agents: Iterable[_EndedAgent]) -> list[_EndedAgent]:
+    """Return the agents that are connected to the first by a chain of overlapping lifetimes."""
+    found, others = [first], [agent for agent in agents if agent is not first]
+    for one in found:  # grows during the loop
+        met = [other for other in others if other.note.since <= one.until and one.note.since <= other.until]
+        found += met
+        others = [other for other in others if other not in met]
+    return found
+
+
+def _ended_agent(note: RunNote) -> _EndedAgent:
+    coordinated_until = _last_written(note.log_dir, "coordinator")
+    until = note.ended or max(note.since, coordinated_until, _last_written(note.log_dir, "journal"))
+    return _EndedAgent(note, until, coordinated_until)
+
+
+def _last_written(folder: str, kind: str) -> float:
+    """Return when the last journal of this kind was written, in seconds since the epoch; 0 if there is none."""
+    try:
+        names = [name for name in os.listdir(folder) if name.startswith(kind) and name.endswith(".jsonl")]
+        return max((os.stat(os.path.join(folder, name)).st_mtime for name in names), default=0.0)
+    except OSError:
+        return 0.0
+
+
 # --- endpoint ---------------------------------------------------------------------------------------------------------
 
 
@@ -411,7 +476,7 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
             from tenax._engines.etcd.operator import connect_through_etcd
             from tenax.rendezvous._etcd_handler import etcd_engine_settings
 
-            return Job(selector.run_id, connect_through_etcd(etcd_engine_settings(parameters)))
+            return Job(connect_through_etcd(etcd_engine_settings(parameters)))
         from tenax.rendezvous._tcp_handler import tcp_settings
 
         settings = tcp_settings(parameters)
@@ -436,7 +501,7 @@ def _job_at_endpoint(selector: JobSelector) -> Job:
         raise NoSuchJob(f"the coordinator at {endpoint} denied access: {error}") from error
     except Unreachable as error:
         raise NoSuchJob(f"no coordinator at {endpoint}: {error}") from error
-    return Job(selector.run_id, line)
+    return Job(line)
 
 
 def _addresses(host: str, port: int) -> list[Address]:

@@ -7,32 +7,25 @@ waiting request at every node (``LogsRequest.wait_s``), and one at the coordinat
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from heapq import merge
 from itertools import islice
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tenax._core.link import wire
-from tenax._core.requests import LogsRequest, StatusRequest
+from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
 from tenax._engines.tcp.operator import ConnectionLost
 from tenax._node.log_queries import START, RankSet
-from tenax._view.log_lines import LogAnswer
-from tenax._view.status import RunStatus
+from tenax._view.log_lines import LogAnswer, LogLine
+from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.command import NoSuchJob
-from tenax.cli.job import decode
+from tenax.cli.job import Job, decode
+from tenax.cli.logs import Page
 from tenax.cli.status import outcome_message
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
-    from tenax._core.requests import AnyRequest
-    from tenax._view.log_lines import LogLine
-    from tenax._view.status import NodeStatus
-    from tenax.cli.job import Job
-    from tenax.cli.logs import Choice, Page
 
 _TIMEOUT_S = 15.0  # for an answer, beyond the time it may wait for lines
 _WAIT_S = 20.0  # how long a node may wait for the next line before it answers
@@ -75,9 +68,9 @@ class Requests:
                 return self._keys.pop(frame.number), frame.value, frame.error
 
 
-def recent(job: Job, choice: Choice, page: Page) -> None:
+def recent(job: Job, choice: LogsRequest, page: Page) -> None:
     """Show the lines that exist now."""
-    status = _status(job)
+    status = job.ask(StatusRequest(), RunStatus)
     nodes = _nodes(status, choice)
     if choice.generation > status.generation:
         raise NoSuchJob(f"no generation {choice.generation} yet; the run is in generation {status.generation}")
@@ -94,21 +87,14 @@ def recent(job: Job, choice: Choice, page: Page) -> None:
         page.if_nothing = f"no such lines; if the node of rank {choice.ranks} has left the run, {_AT_ITS_HOST}"
     requests = Requests(job)
     if choice.last >= 0:
-        answers = _ask_all(requests, nodes, _request(choice, unfinished=True), page)
-        lines = list(_merged([answer.lines for answer in answers.values()]))
-        page.show(lines[max(0, len(lines) - choice.last) :])
-    else:
-        _show_in_batches(_merged([_all_lines(requests, node, choice, page) for node in nodes]), page)
-
-
-def follow(job: Job, choice: Choice, page: Page) -> None:
-    """Show the lines that exist now, then new ones until the run ends."""
-    Follower(job, choice, page).run()
+        _show_last(requests, nodes, replace(choice, unfinished=True), page)
+        return
+    lines = _merged([_all_lines(requests, node, choice, page) for node in nodes])
+    while not page.is_closed and (batch := list(islice(lines, 1000))):
+        page.show(batch)
 
 
 class _Followed(msgspec.Struct):
-    """A node whose lines are followed."""
-
     node: NodeStatus
     cursor: str = START
     is_asked: bool = False  # a request is in flight
@@ -120,11 +106,13 @@ class _Followed(msgspec.Struct):
 
 
 class Follower:
-    def __init__(self, job: Job, choice: Choice, page: Page) -> None:
+    """Shows the lines that exist now, then new ones until the run ends."""
+
+    def __init__(self, job: Job, choice: LogsRequest, page: Page) -> None:
         self._requests = Requests(job)
         self._choice = choice
         self._page = page
-        self._status = _status(job)
+        self._status = job.ask(StatusRequest(), RunStatus)
         self._ask_status_at = 0.0  # _NEVER while a request is in flight
         self._known: dict[str, _Followed] = {}  # by node id, including nodes that have left
 
@@ -132,15 +120,15 @@ class Follower:
         choice, page = self._choice, self._page
         nodes = _nodes(self._status, choice)
         if choice.last >= 0:
-            answers = _ask_all(self._requests, nodes, _request(choice), page)
-            lines = list(_merged([answer.lines for answer in answers.values()]))
-            page.show(lines[max(0, len(lines) - choice.last) :])
+            answers = _show_last(self._requests, nodes, choice, page)
             for each in self._followed:
                 if (answer := answers.get(each.node.node_id)) is not None:
                     self._note_end(each, answer)
         try:
             while not self._is_over and not page.is_closed:
-                self._ask_status()
+                if time.monotonic() >= self._ask_status_at:
+                    self._ask_status_at = _NEVER
+                    self._requests.send(None, StatusRequest(self._status.mark, _WAIT_S))
                 self._ask_nodes()
                 self._receive_batch(time.monotonic() + _WAIT_S + _TIMEOUT_S)
         except ConnectionLost:
@@ -166,11 +154,6 @@ class Follower:
         has_ended = any(each.is_over for each in self._known.values())
         return self._choice.generation > 0 and has_ended and all(each.is_over for each in self._followed)
 
-    def _ask_status(self) -> None:
-        if time.monotonic() >= self._ask_status_at:
-            self._ask_status_at = _NEVER
-            self._requests.send(None, StatusRequest(self._status.mark, _WAIT_S))
-
     def _ask_nodes(self) -> None:
         followed = self._followed
         if len(followed) > _MAX_FOLLOWED:
@@ -181,7 +164,7 @@ class Follower:
         for each in followed:
             if not each.is_asked and not each.is_over and now >= each.again_at:
                 each.is_asked = True
-                request = _request(self._choice, each.node, cursor=each.cursor, wait_s=_WAIT_S)
+                request = replace(self._choice, node=each.node.node_id, cursor=each.cursor, wait_s=_WAIT_S)
                 self._requests.send(each, request)
 
     def _receive_batch(self, until: float) -> None:
@@ -226,12 +209,10 @@ class Follower:
             return
         self._ask_status_at = 0.0
         self._status = decode(value, RunStatus)
-        if self._status.phase != "over":
-            self._note_errors({node.node_id for node in self._status.nodes})
-
-    def _note_errors(self, present: set[str]) -> None:
-        """Report each error once."""
-        for node_id, each in self._known.items():
+        if self._status.phase == "over":
+            return
+        present = {node.node_id for node in self._status.nodes}
+        for node_id, each in self._known.items():  # report each error once
             if each.error and node_id not in present:
                 self._page.note(f"{each.node.name} has left the run")
                 each.error = each.reported = ""
@@ -244,7 +225,10 @@ class Follower:
         until = time.monotonic() + _DRAIN_S
         self._ask_status_at = _NEVER
         try:
-            while any(not each.is_over and not each.error for each in (*self._followed, *self._asked)):
+            while True:
+                asked = [each for each in self._known.values() if each.is_asked]
+                if all(each.is_over or each.error for each in (*self._followed, *asked)):
+                    return
                 if self._page.is_closed or time.monotonic() >= until:
                     return
                 with suppress(ConnectionLost):  # answers sent before the connection was closed can still be received
@@ -253,16 +237,8 @@ class Follower:
         except ConnectionLost:
             return
 
-    @property
-    def _asked(self) -> list[_Followed]:
-        return [each for each in self._known.values() if each.is_asked]
 
-
-def _status(job: Job) -> RunStatus:
-    return job.ask(StatusRequest(), RunStatus)
-
-
-def _nodes(status: RunStatus, choice: Choice) -> list[NodeStatus]:
+def _nodes(status: RunStatus, choice: LogsRequest) -> list[NodeStatus]:
     """Return the nodes that may have the chosen lines. Only the last generation's ranks are known."""
     if not choice.ranks or choice.generation not in (0, status.generation) or not _are_ranks_known(status):
         return list(status.nodes)
@@ -275,7 +251,7 @@ def _are_ranks_known(status: RunStatus) -> bool:
     return any(node.first_rank >= 0 for node in status.nodes)
 
 
-def _ranks_of_lost_nodes(status: RunStatus, choice: Choice) -> str:
+def _ranks_of_lost_nodes(status: RunStatus, choice: LogsRequest) -> str:
     """Return the chosen ranks of this generation whose node has left the run."""
     ranks = RankSet(choice.ranks)
     gaps: list[tuple[int, int]] = []
@@ -288,19 +264,6 @@ def _ranks_of_lost_nodes(status: RunStatus, choice: Choice) -> str:
     return " and ".join(f"ranks {low} to {high}" if low < high else f"rank {low}" for low, high in gaps)
 
 
-def _request(choice: Choice, node: NodeStatus | None = None, **more: Any) -> LogsRequest:
-    return LogsRequest(
-        node.node_id if node is not None else "",
-        generation=choice.generation,
-        stream=choice.stream,
-        last=choice.last,
-        ranks=choice.ranks,
-        containing=choice.containing,
-        since=choice.since,
-        **more,
-    )
-
-
 def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, page: Page) -> dict[str, LogAnswer]:
     """Send a request to all nodes and return the answers by node id. Errors are printed as notes."""
     answers: dict[str, LogAnswer] = {}
@@ -308,7 +271,7 @@ def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, 
     while left or requests.in_flight:
         while left and requests.in_flight < _MAX_REQUESTS:
             node = left.pop(0)
-            requests.send(node, msgspec.structs.replace(request, node=node.node_id))
+            requests.send(node, replace(request, node=node.node_id))
         received = requests.receive(time.monotonic() + _TIMEOUT_S)
         if received is None:
             page.note(f"{requests.in_flight + len(left)} nodes did not answer in time")
@@ -322,11 +285,19 @@ def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, 
     return answers
 
 
-def _all_lines(requests: Requests, node: NodeStatus, choice: Choice, page: Page) -> Iterator[LogLine]:
+def _show_last(requests: Requests, nodes: list[NodeStatus], choice: LogsRequest, page: Page) -> dict[str, LogAnswer]:
+    """Show the last lines of all nodes together, and return the answers by node id."""
+    answers = _ask_all(requests, nodes, choice, page)
+    lines = list(_merged([answer.lines for answer in answers.values()]))
+    page.show(lines[max(0, len(lines) - choice.last) :])
+    return answers
+
+
+def _all_lines(requests: Requests, node: NodeStatus, choice: LogsRequest, page: Page) -> Iterator[LogLine]:
     """Yield all lines of one node, oldest first, fetching them as needed."""
     cursor, is_more = START, True
     while is_more:
-        request = _request(choice, node, cursor=cursor, unfinished=True)
+        request = replace(choice, cursor=cursor, unfinished=True)
         answer = _ask_all(requests, [node], request, page).get(node.node_id)
         if answer is None:
             return
@@ -336,8 +307,3 @@ def _all_lines(requests: Requests, node: NodeStatus, choice: Choice, page: Page)
 
 def _merged(parts: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
     return merge(*parts, key=lambda line: (line.generation, line.at))
-
-
-def _show_in_batches(lines: Iterator[LogLine], page: Page) -> None:
-    while not page.is_closed and (batch := list(islice(lines, 1000))):
-        page.show(batch)

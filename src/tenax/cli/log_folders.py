@@ -7,32 +7,26 @@ an older tenax, or copied without them) are shown one after another, with a note
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import msgspec
 
 from tenax._core.commands import StartWorkers
+from tenax._core.requests import LogsRequest
 from tenax._core.text import some_of
-from tenax._logs.query import Query, Source, following, last
+from tenax._logs.query import Query, QueryResult, Source, following, last
 from tenax._logs.times import times_path
 from tenax._node.journal import JournalUnreadable, read_journal
 from tenax._node.log_queries import STREAMS, RankSet, shown
 from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import NoSuchJob
 from tenax.cli.flags import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tenax._logs.query import QueryResult
-    from tenax.cli.logs import Choice, Page
+from tenax.cli.logs import Page
 
 _JOURNAL = "journal.jsonl"
 
 
 class WorkerLog(msgspec.Struct, frozen=True):
-    """A log file of one worker."""
-
     path: str
     generation: int
     rank: int
@@ -40,22 +34,21 @@ class WorkerLog(msgspec.Struct, frozen=True):
     stream: str
 
     @property
-    def times(self) -> bytes:
-        return times_path(os.fsencode(self.path))
-
-    def line(self, at: float, data: bytes) -> LogLine:
-        return LogLine(at, self.rank, self.local_rank, self.stream, self.generation, shown(data))
+    def which(self) -> tuple[int, int, str, int]:
+        return self.rank, self.local_rank, self.stream, self.generation
 
 
-def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
+def lines_of(folders: list[str], choice: LogsRequest, page: Page) -> None:
     """Show the chosen lines from these folders. Raises ``UsageError`` and ``NoSuchJob``."""
     logs = [log for folder in run_folders(folders) for log in logs_in(folder)]
     if not logs:
         raise NoSuchJob("the run wrote no log files; 'tenax run --redirects 3' or '--tee 3' writes them")
     chosen = _chosen(logs, choice)
-    without = [log for log in chosen if os.path.getsize(log.path) and not os.path.exists(log.times)]
+    without = sum(
+        bool(os.path.getsize(log.path)) and not os.path.exists(times_path(os.fsencode(log.path))) for log in chosen
+    )
     if without and len(chosen) > 1:
-        page.note(f"{len(without)} files have no times; they are shown first, one after another")
+        page.note(f"{without} files have no times; they are shown first, one after another")
     if choice.last >= 0:
         _show(chosen, _query(chosen, choice, [-1] * len(chosen), last), page)
         return
@@ -68,7 +61,7 @@ def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
             break
 
 
-def _chosen(logs: list[WorkerLog], choice: Choice) -> list[WorkerLog]:
+def _chosen(logs: list[WorkerLog], choice: LogsRequest) -> list[WorkerLog]:
     ranks = RankSet(choice.ranks)
     generation = choice.generation or max(log.generation for log in logs)
     return [
@@ -79,7 +72,7 @@ def _chosen(logs: list[WorkerLog], choice: Choice) -> list[WorkerLog]:
 
 
 def _query(
-    chosen: list[WorkerLog], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
+    chosen: list[WorkerLog], choice: LogsRequest, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
 ) -> QueryResult:
     query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
     sources = [
@@ -90,11 +83,8 @@ def _query(
 
 
 def _show(chosen: list[WorkerLog], result: QueryResult, page: Page) -> None:
-    page.show(chosen[line.source].line(line.at, line.text) for line in result.lines)
-    page.leave_out(
-        LeftOut(log.rank, log.local_rank, log.stream, log.generation, count, why)
-        for log, count, why in ((chosen[index], count, why) for index, count, why in result.left_out)
-    )
+    page.show(LogLine(line.at, *chosen[line.source].which, shown(line.text)) for line in result.lines)
+    page.leave_out(LeftOut(*chosen[index].which, count, why) for index, count, why in result.left_out)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

@@ -11,16 +11,13 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
+from tenax._core.requests import LogsRequest
 from tenax._core.text import one_line
 from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
 from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import Arguments, NoSuchJob
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, RunHasEnded, find_job, job_selector, parse_job_arguments
-from tenax.cli.live_logs import follow, recent
-from tenax.cli.log_folders import lines_of
 from tenax.cli.run import allows_colour, print_page, print_stderr
 from tenax.cli.status import is_reader_gone, is_terminal
 
@@ -55,19 +52,7 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RESET = "\x1b[0m"
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """Which lines to show."""
-
-    ranks: str = ""
-    generation: int = 0
-    stream: str = ""
-    containing: str = ""
-    last: int = _DEFAULT_LAST  # -1: all
-    since: float = 0.0  # seconds since the epoch
-
-
 def logs(argv: Sequence[str]) -> int:
-    """Execute ``tenax logs ARGV`` and return the exit code."""
     arguments = parse_job_arguments(
         argv,
         switches=("--follow", "-f", "--times"),
@@ -84,7 +69,9 @@ def logs(argv: Sequence[str]) -> int:
     if folders:
         if len(folders) < len(arguments.positional):
             raise UsageError("give either folders or a run id, not both")
-        return _from_folders(folders, choice, page, follows)
+        if follows:
+            raise UsageError("--follow needs a run that is running, not a folder")
+        return _show_folders(folders, choice, page)
     selector = job_selector(arguments)
     try:
         job = find_job(selector)
@@ -94,25 +81,30 @@ def logs(argv: Sequence[str]) -> int:
             raise
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
         page.note(f"the run {error.ended.run_id!r} has ended; reading {where}")
-        return _from_folders(folders, choice, page, follows=False)
+        return _show_folders(folders, choice, page)
     except NoSuchJob as error:
         if os.path.isdir(selector.run_id):
             raise NoSuchJob(f"{error}; for the folder, write ./{selector.run_id}") from error
         if os.sep in selector.run_id and not selector.endpoint:
             raise UsageError(f"no folder and no run {selector.run_id!r}") from error
         raise
+    from tenax.cli.live_logs import Follower, recent
+
     with job:
         try:
-            (follow if follows else recent)(job, choice, page)
+            if follows:
+                Follower(job, choice, page).run()
+            else:
+                recent(job, choice, page)
         except KeyboardInterrupt:
             page.end_line()
             raise
     return page.exit_code(0 if follows else 1)
 
 
-def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool) -> int:
-    if follows:
-        raise UsageError("--follow needs a run that is running, not a folder")
+def _show_folders(folders: list[str], choice: LogsRequest, page: Page) -> int:
+    from tenax.cli.log_folders import lines_of
+
     lines_of(folders, choice, page)
     return page.exit_code(1)
 
@@ -128,8 +120,8 @@ def is_folder(arg: str) -> bool:
 # --- command line -----------------------------------------------------------------------------------------------------
 
 
-def choice_of(arguments: Arguments) -> Choice:
-    """Convert the arguments to a choice. Raises ``UsageError``."""
+def choice_of(arguments: Arguments) -> LogsRequest:
+    """Return the lines to show, as the request to a node that is not named yet. Raises ``UsageError``."""
     values = arguments.values
     ranks, stream = values.get("--rank", ""), values.get("--stream", "")
     try:
@@ -140,7 +132,8 @@ def choice_of(arguments: Arguments) -> Choice:
         raise UsageError(f"--stream takes stdout or stderr, not {stream!r}")
     since = _since(values["--since"]) if "--since" in values else 0.0
     written = values.get("--last", values.get("-n", "all" if since else str(_DEFAULT_LAST)))
-    return Choice(
+    return LogsRequest(
+        "",
         ranks=ranks,
         generation=_number("--generation", values.get("--generation", "0")),
         stream=stream,
@@ -188,7 +181,6 @@ class Page:
         self._is_failed = False
 
     def show(self, lines: Iterable[LogLine]) -> None:
-        """Print the lines in this order."""
         text: list[str] = []
         for line in lines:
             self._lines += 1

@@ -63,23 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(args: list[str]) -> int:
     command, rest = (args[0], args[1:]) if args else ("help", [])
     if command == "run":
-        if os.getpid() == 1:
-            from tenax._processes.container_init import run_below_init
-
-            run_below_init()
-        collector = _CollectorPaused()
-        try:
-            with _InterruptsBlocked():
-                _preload(rest)
-                from tenax.cli.run import run_command
-
-            return run_command(rest, os.environ, before_run=collector.resume)
-        finally:
-            collector.resume()
+        return _run(rest)
     if command in SUBCOMMANDS:
-        return _run_subcommand(command, rest)
+        from importlib import import_module
+
+        from tenax.cli.command import run_subcommand
+
+        module = import_module(f"tenax.cli.{SUBCOMMANDS[command]}")
+        return run_subcommand(command, rest, getattr(module, f"{command.upper()}_USAGE"), getattr(module, command))
     if command in ("version", "--version", "-V"):
-        return _version()
+        from tenax import __version__
+
+        print(f"tenax {__version__}")
+        return 0
     if command in ("help", "--help", "-h"):
         return _help(rest)
     return _print_usage_error(_unknown(command, args))
@@ -91,15 +87,6 @@ def _print_usage_error(message: str) -> int:
 
     print_stderr(f"tenax: {message}\ntry: tenax help")
     return WRONG_USAGE
-
-
-def _run_subcommand(command: str, args: list[str]) -> int:
-    from importlib import import_module
-
-    from tenax.cli.command import run_subcommand
-
-    module = import_module(f"tenax.cli.{SUBCOMMANDS[command]}")
-    return run_subcommand(command, args, getattr(module, f"{command.upper()}_USAGE"), getattr(module, command))
 
 
 def _keep_interrupts(args: list[str]) -> None:
@@ -117,33 +104,32 @@ def _keep_interrupts(args: list[str]) -> None:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
-class _CollectorPaused:
-    """Pauses the garbage collector during the start: what is created then is kept until the process exits."""
+def _run(args: list[str]) -> int:
+    import _signal  # `signal` is itself a slow import
 
-    def __init__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.disable()
+    if os.getpid() == 1:
+        from tenax._processes.container_init import run_below_init
 
-    def resume(self) -> None:
-        if self._was_enabled:
+        run_below_init()
+    has_collector = gc.isenabled()
+    gc.disable()  # during the start: what is created then is kept until the process exits
+
+    def resume_collector() -> None:
+        if has_collector:
             gc.freeze()  # later collections skip what the start has created
             gc.enable()
 
-
-class _InterruptsBlocked:
-    """Blocks SIGINT during imports.
-
-    The initialization of an extension module may discard the interrupt and leave the module half initialized.
-    """
-
-    def __enter__(self) -> None:
-        import _signal  # `signal` is itself a slow import
-
-        self._signals = _signal
-        self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
-
-    def __exit__(self, *_: object) -> None:
-        self._signals.pthread_sigmask(self._signals.SIG_SETMASK, self._before)
+    try:
+        # The initialization of an extension module may discard an interrupt and leave the module half initialized.
+        before = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
+        try:
+            _preload(args)
+            from tenax.cli.run import run_command
+        finally:
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+        return run_command(args, os.environ, before_run=resume_collector)
+    finally:
+        resume_collector()
 
 
 def _preload(args: list[str]) -> None:
@@ -191,13 +177,6 @@ def _import_msgspec() -> None:
     typing.ForwardRef = forward_ref  # type: ignore[misc]
     for name in substitutes:
         sys.modules.pop(name, None)
-
-
-def _version() -> int:
-    from tenax import __version__
-
-    print(f"tenax {__version__}")
-    return 0
 
 
 def _help(args: list[str]) -> int:

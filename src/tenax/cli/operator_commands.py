@@ -11,6 +11,7 @@ import pwd
 import select
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from tenax._core.requests import AnyRequest, DrainRequest, NodeRequest, RestartRequest, StatusRequest, StopRequest
 from tenax._core.text import harmless
@@ -20,8 +21,7 @@ from tenax.cli.command import Arguments
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, Job, find_job, job_selector, parse_job_arguments
 from tenax.cli.run import print_page, print_stderr
-
-Plan = Callable[[RunStatus], str]
+from tenax.cli.terminal_table import counted
 
 _COMMON = f"""\
   --yes       do not ask for confirmation
@@ -70,60 +70,43 @@ _BUSY = ("starting", "working", "stopping", "draining")  # states of a node whos
 
 
 def stop(argv: Sequence[str]) -> int:
-    """Execute ``tenax stop ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--yes", "--wait"), values=("--why",))
-    request = StopRequest(_why(arguments, "stopped"))
-    with find_job(job_selector(arguments)) as job:
 
-        def plan(status: RunStatus) -> str:
-            busy = [node for node in status.nodes if node.state in _BUSY]
-            if not busy:
-                return f"stops the run {status.run_id!r}, which has no running worker"
-            return f"stops the run {status.run_id!r}: {_size(busy)}"
+    def plan(_: Job, status: RunStatus) -> str:
+        busy = [node for node in status.nodes if node.state in _BUSY]
+        return f"stops the run {status.run_id!r}" + (f": {_size(busy)}" if busy else ", which has no running worker")
 
-        if "--wait" not in arguments.switches:
-            return _do(arguments, job, request, plan)
-        agent = _pidfd_of_agent(job)  # before the agent can exit and its pid be reused
-        try:
-            exit_code = _do(arguments, job, request, plan)
-            if exit_code == 0:
-                _wait(job, agent)
-            return exit_code
-        finally:
-            if agent >= 0:
-                os.close(agent)
+    return _do(arguments, StopRequest(_why(arguments, "stopped")), plan)
 
 
 def restart(argv: Sequence[str]) -> int:
-    """Execute ``tenax restart ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--yes",), values=("--why",))
-    request = RestartRequest(_why(arguments, "requested"))
-    with find_job(job_selector(arguments)) as job:
 
-        def plan(status: RunStatus) -> str:
-            size = _size([node for node in status.nodes if node.state != "spare"])
-            return f"restarts the run {status.run_id!r} (generation {status.generation}): {size}"
+    def plan(_: Job, status: RunStatus) -> str:
+        size = _size([node for node in status.nodes if node.state != "spare"])
+        return f"restarts the run {status.run_id!r} (generation {status.generation}): {size}"
 
-        return _do(arguments, job, request, plan)
+    return _do(arguments, RestartRequest(_why(arguments, "requested")), plan)
 
 
 def drain(argv: Sequence[str]) -> int:
-    """Execute ``tenax drain ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--yes",), values=("--why",))
     if not arguments.positional:
         raise UsageError("no node given; add its name or rank, as shown by 'tenax status'")
     node = arguments.positional.pop(0)
     request = DrainRequest(node, _why(arguments, "requested"))
-    with find_job(job_selector(arguments)) as job:
-        return _do(arguments, job, request, lambda status: _drain_plan(job, status, node))
+    return _do(arguments, request, lambda job, status: _drain_plan(job, status, node))
 
 
 def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
     """Describe the effect of draining a node. Raises ``Declined`` if there is no such node."""
-    node = _find_in_status(status, name) or _ask_coordinator(job, status, name)
+    node = _find_in_status(status, name)
+    if node is None:  # the coordinator also has names that a status does not show
+        node_id = job.ask(NodeRequest(name), str)
+        node = next((node for node in status.nodes if node.node_id == node_id), None)
     if node is None:
         return f"drains the node {name!r} of the run {status.run_id!r}"
-    workers = " and stops its worker" if node.slots == 1 else f" and stops its {node.slots} workers"
+    workers = f" and stops its {'worker' if node.slots == 1 else f'{node.slots} workers'}"
     plan = f"drains {node.name} of the run {status.run_id!r}"
     plan += workers if node.state in _BUSY else ", which has no running worker"
     left = len(status.nodes) - 1
@@ -131,7 +114,7 @@ def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
         return f"{plan}; the run ends, because it has no other node"
     if left < status.min_nodes:
         return f"{plan}; the run waits for more nodes, because {left} of at least {status.min_nodes} are left"
-    return f"{plan}; {_counted(left, 'node')} continue{'s' if left == 1 else ''}"
+    return f"{plan}; {counted(left, 'node')} continue{'s' if left == 1 else ''}"
 
 
 def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
@@ -144,21 +127,27 @@ def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
     return found[0] if len(found) == 1 else None
 
 
-def _ask_coordinator(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
-    """Resolve a name at the coordinator, which has names that a status does not show. Raises ``Declined``."""
-    node_id = job.ask(NodeRequest(name), str)
-    return next((node for node in status.nodes if node.node_id == node_id), None)
-
-
-def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
-    if "--yes" not in arguments.switches:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise UsageError("not a terminal, so the question cannot be asked; pass --yes")
-        status = job.ask(StatusRequest(), RunStatus)
-        if not _confirm(f"This {plan(status)}."):
-            print_stderr("tenax: cancelled; nothing was changed")
-            return FAILED
-    return print_page(f"{job.ask(request, str)}\n")
+def _do(arguments: Arguments, request: AnyRequest, plan: Callable[[Job, RunStatus], str]) -> int:
+    """Send the request once the user has confirmed the plan, and with --wait, wait until the agent has exited."""
+    with find_job(job_selector(arguments)) as job, ExitStack() as stack:
+        waits = "--wait" in arguments.switches
+        agent = _pidfd_of_agent(job) if waits else -1  # before the agent can exit and its pid be reused
+        if agent >= 0:
+            stack.callback(os.close, agent)
+        if "--yes" not in arguments.switches:
+            if sys.stdin is None or not sys.stdin.isatty():
+                raise UsageError("not a terminal, so the question cannot be asked; pass --yes")
+            if not _confirm(f"This {plan(job, job.ask(StatusRequest(), RunStatus))}."):
+                print_stderr("tenax: cancelled; nothing was changed")
+                return FAILED
+        exit_code = print_page(f"{job.ask(request, str)}\n")
+        if waits and exit_code == 0:
+            job.until_gone()
+            if agent >= 0:  # the control socket closes shortly before the agent exits
+                poll = select.poll()
+                poll.register(agent, select.POLLIN)
+                poll.poll()
+        return exit_code
 
 
 def _confirm(text: str) -> bool:
@@ -183,21 +172,8 @@ def _pidfd_of_agent(job: Job) -> int:
         return -1
 
 
-def _wait(job: Job, agent: int) -> None:
-    """Wait until the agent exits. Its control socket closes shortly before that, so wait for the pidfd too."""
-    job.until_gone()
-    if agent >= 0:
-        poll = select.poll()
-        poll.register(agent, select.POLLIN)
-        poll.poll()
-
-
 def _size(nodes: Sequence[NodeStatus]) -> str:
-    return f"{_counted(sum(node.slots for node in nodes), 'worker')} on {_counted(len(nodes), 'node')}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{counted(sum(node.slots for node in nodes), 'worker')} on {counted(len(nodes), 'node')}"
 
 
 def _why(arguments: Arguments, done: str) -> str:

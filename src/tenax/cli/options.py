@@ -13,16 +13,17 @@ Decides which flags can be combined. Takes converted values and their sources, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
 from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from signal import Signals
-    from typing import Any
-
     from tenax.numa.binding import NumaOptions
     from tenax.scheduler import Allocation
 
@@ -80,35 +81,28 @@ class Options(JobSpec, frozen=True, kw_only=True):
     __repr__ = JobSpec.__repr__
 
 
-def decide(
-    script: str,
-    script_args: tuple[str, ...],
-    values: Mapping[str, Any],
-    sources: Mapping[str, str],
-    environ: Mapping[str, str],
-    allocation: Allocation | None = None,
-) -> Options:
+@usage_errors()
+def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation | None = None) -> Options:
     """Check the flags and return the options. Raises ``UsageError``.
 
     A flag without a decision below is copied to the field of its name.
     """
-    flags = FlagValues(values, sources)
-    _check_kind_of_script(flags)
+    kinds = [dest for dest in ("module", "no_python", "run_path") if flags[dest]]
+    if len(kinds) > 1:
+        raise UsageError(flags.conflict(*kinds[:2]))
     least, most = node_range(flags)
     if most > 1:
         from tenax.cli.rendezvous_options import many_node_rendezvous
 
         backend, endpoint, configs = many_node_rendezvous(flags, least, most, _settings(flags), environ)
         if allocation is not None:
-            from tenax.cli.scheduler_options import add_settings
+            from tenax.cli.scheduled_run import add_settings
 
             configs = add_settings(flags, allocation, configs, environ)
     else:
         backend, endpoint, configs = _one_node_rendezvous(flags)
     workers = _workers(flags, environ)
     fatal_exit_codes, fatal_errors = _fatal(flags)
-    with usage_errors():
-        abandon_s = abandon_s_from(environ)
     decided = dict(
         preload=_preload(flags),
         python=environ.get("PYTHON_EXEC", ""),
@@ -121,7 +115,7 @@ def decide(
         policy_name=_policy_name(flags),
         restart_policy=None,
         shutdown_timeout=_shutdown_timeout(flags["shutdown_timeout"], environ),
-        abandon_s=abandon_s,
+        abandon_s=abandon_s_from(environ),
         notice_s=flags["notice_seconds"],
         log_dir=flags["log_dir"] or None,
         numa_options=_numa_options(flags["numa_binding"]),
@@ -145,25 +139,28 @@ def decide(
         colours=environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
     )
     _check_signals(flags, backend)
-    _check_polled(flags, backend)
+    if backend not in ONE_NODE_BACKENDS:
+        _check_polled(flags)
     _check_standby_setup(flags, decided["preload"], can_restart=most > 1 or flags["max_restarts"] > 0)
-    _note_unused_flags(flags, script_args)
+    _note_unused_flags(flags)
     if allocation is not None:
-        from tenax.cli.scheduler_options import notes
+        from tenax.cli.scheduled_run import notes
 
         flags.notes += notes(flags, allocation, workers)
-    # Third-party parsers of torchrun's flags do not have tenax's own, or have None.
-    copied = {dest: value for dest, value in values.items() if dest in Options.__struct_fields__ and value is not None}
-    return Options(script=script, script_args=script_args, **{**copied, **decided}, notes=tuple(flags.notes))
+    known = Options.__struct_fields__
+    copied = {dest: value for dest, value in flags.values.items() if dest in known and value is not None}
+    copied.update(decided, script=flags.script, script_args=flags.script_args, notes=tuple(flags.notes))
+    return Options(**copied)
 
 
-class FlagValues:
-    """The flags' values and where each was given, and the notes collected while they are checked."""
+class FlagValues(msgspec.Struct):
+    """A parsed command line, and the notes collected while it is checked."""
 
-    def __init__(self, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-        self.values = values
-        self.sources = sources
-        self.notes: list[str] = []
+    script: str
+    script_args: tuple[str, ...]
+    values: dict[str, Any]  # of every flag, by dest, converted
+    sources: dict[str, str]  # flags that were given: dest -> spelling, such as "--tee" or "PET_TEE"
+    notes: list[str] = []
 
     def __getitem__(self, dest: str) -> Any:
         return self.values[dest]
@@ -216,13 +213,6 @@ class FlagValues:
         self.notes.append(f"{self.quote(loser)} is ignored because of {self.quote(winner)}")
 
 
-def _check_kind_of_script(flags: FlagValues) -> None:
-    """Allow only one of --module, --no-python and --run-path."""
-    kinds = [dest for dest in ("module", "no_python", "run_path") if flags[dest]]
-    if len(kinds) > 1:
-        raise UsageError(flags.conflict(*kinds[:2]))
-
-
 def node_range(flags: FlagValues) -> tuple[int, int]:
     """Return the minimum and maximum number of nodes."""
     least, most = _least_and_most(flags)
@@ -273,10 +263,7 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         if flags.typed("rdzv_backend"):
             flags.notes.append(f"{flags.quote('rdzv_backend')} is not used: one node needs no rendezvous")
         return "local", "", configs
-    if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
-        flags.note_unused("rdzv_endpoint", types_master(flags))
-        endpoint = ""
-    if endpoint:
+    if endpoint and not overrides_endpoint(flags):
         for dest, refusal in other_addresses(flags, endpoint):
             flags.settle("rdzv_endpoint", dest, refusal)
         host, port = split_endpoint(endpoint)
@@ -314,6 +301,14 @@ def _prefers_master(flags: FlagValues) -> bool:
 def types_master(flags: FlagValues) -> str:
     """Return --master-port or --master-addr, whichever is on the command line; empty if neither is."""
     return next((dest for dest in ("master_port", "master_addr") if flags.typed(dest)), "")
+
+
+def overrides_endpoint(flags: FlagValues) -> bool:
+    """Return True if --master-addr or --master-port on the command line overrides the endpoint of a variable."""
+    master = types_master(flags) if flags.from_environment("rdzv_endpoint") else ""
+    if master:
+        flags.note_unused("rdzv_endpoint", master)
+    return bool(master)
 
 
 def _names_master(flags: FlagValues) -> bool:
@@ -411,8 +406,7 @@ def _workers(flags: FlagValues, environ: Mapping[str, str]) -> int:
     else:
         from tenax._processes.devices import parse_nproc
 
-        with usage_errors():  # the message names the flag
-            count = parse_nproc(text, environ)
+        count = parse_nproc(text, environ)  # its message names the flag
     if count < 1:
         raise UsageError(
             f"{flags.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
@@ -463,7 +457,13 @@ def _check_rank(flags: FlagValues, dest: str, rank: int, workers: int) -> None:
 def _check_signals(flags: FlagValues, backend: str) -> None:
     if not flags.given("signals_to_handle") and not flags["notice_signals"]:
         return
-    stopping, announcing = (_signals(flags, dest) for dest in ("signals_to_handle", "notice_signals"))
+    from tenax._node.signals import parse_signals
+
+    parsed = []
+    for dest in ("signals_to_handle", "notice_signals"):
+        with usage_errors(f"{flags.name(dest)}: "):
+            parsed.append(parse_signals(flags[dest]))
+    stopping, announcing = parsed
     both = next((number.name for number in announcing if number in stopping), "")
     if both:
         raise UsageError(
@@ -475,21 +475,12 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
         raise UsageError(flags.conflict("notice_signals", "rdzv_backend", why))
 
 
-def _check_polled(flags: FlagValues, backend: str) -> None:
+def _check_polled(flags: FlagValues) -> None:
     """Reject what an agent that polls a third-party rendezvous does not have."""
-    if backend in ONE_NODE_BACKENDS:
-        return
     for dest in ("dashboard", "on_hang", "trace", "preload", "standby_setup", "report"):
-        if flags.values.get(dest) not in (None, "", "off", "none"):
+        if flags[dest] not in (None, "", "off", "none"):
             why = f"{flags.name(dest)} is for tenax's own backends"
             flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
-
-
-def _signals(flags: FlagValues, dest: str) -> list[Signals]:
-    from tenax._node.signals import parse_signals
-
-    with usage_errors(f"{flags.name(dest)}: "):
-        return parse_signals(flags[dest])
 
 
 def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -517,8 +508,7 @@ def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 def _policy_name(flags: FlagValues) -> str | None:
     """Return the name of the restart policy; None: the default one."""
-    name = flags.values.get("restart_policy") or "budget"
-    return None if name == "budget" else str(name)
+    return None if flags["restart_policy"] in ("", "budget") else str(flags["restart_policy"])
 
 
 def _numa_options(mode: str | None) -> NumaOptions | None:
@@ -537,7 +527,7 @@ def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
     return int(convert(flag, text, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) if text else DEFAULT_SHUTDOWN_TIMEOUT_S
 
 
-def _note_unused_flags(flags: FlagValues, script_args: tuple[str, ...]) -> None:
+def _note_unused_flags(flags: FlagValues) -> None:
     if flags.typed("monitor_interval"):
         flags.notes.append(f"{flags.quote('monitor_interval')} has no effect: tenax does not poll its workers")
     if flags.typed("start_method") and flags["start_method"] != "spawn" and not flags["run_path"]:
@@ -551,18 +541,14 @@ def _note_unused_flags(flags: FlagValues, script_args: tuple[str, ...]) -> None:
         if flags.typed(dest) and flags["tee"] == "0" and flags["logs_specs"] is None:
             flags.notes.append(f"{flags.name(dest)} has no effect without --tee {stream}: only teed lines are copied")
     for dest in _UNLIKELY_IN_SCRIPTS:
-        flag = BY_DEST[dest]
-        if flags.typed(dest):
-            continue
-        for arg in script_args:
-            if arg.partition("=")[0] in flag.spellings:
-                flags.notes.append(f"{arg!r} is after the script, so it is passed to the script")
-                break
+        spellings = () if flags.typed(dest) else BY_DEST[dest].spellings
+        if arg := next((arg for arg in flags.script_args if arg.partition("=")[0] in spellings), ""):
+            flags.notes.append(f"{arg!r} is after the script, so it is passed to the script")
 
 
 def _dashboard(flags: FlagValues) -> str:
     """Return the dashboard's address as HOST:PORT."""
-    text = (flags.values.get("dashboard") or "").strip()  # third-party parsers of torchrun's flags do not have it
+    text = flags["dashboard"].strip()
     if not text:
         return ""
     host, _, port = text.rpartition(":")
@@ -572,7 +558,7 @@ def _dashboard(flags: FlagValues) -> str:
 
 
 def _trace(flags: FlagValues) -> str:
-    text = (flags.values.get("trace") or "").strip()
+    text: str = flags["trace"].strip()
     if text and text.partition(":")[0] != "otel":
         from tenax._core.text import hide_passwords
 
@@ -581,7 +567,7 @@ def _trace(flags: FlagValues) -> str:
 
 
 def _check_standby_setup(flags: FlagValues, preload: object, *, can_restart: bool) -> None:
-    text = flags.values.get("standby_setup")
+    text = flags["standby_setup"]
     if not text:
         return
     module, _, function = text.partition(":")
@@ -595,7 +581,7 @@ def _check_standby_setup(flags: FlagValues, preload: object, *, can_restart: boo
 
 def _preload(flags: FlagValues) -> str:
     """Return the modules to preload. Only a script that runs in its own interpreter can be forked from a template."""
-    text = flags.values.get("preload", "none").strip()  # third-party parsers of torchrun's flags do not have it
+    text = flags["preload"].strip()
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):

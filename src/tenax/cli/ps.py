@@ -14,9 +14,8 @@ from tenax._engines.tcp.operator import OperatorError, connect_to_agent
 from tenax._view.status import RunStatus
 from tenax._view.text import format_moment, outcome_label
 from tenax.cli.command import parse_arguments, print_json
-from tenax.cli.ended_run import EndedRun, ended_runs
 from tenax.cli.flags import UsageError
-from tenax.cli.job import LocalAgent, decode, local_agents
+from tenax.cli.job import EndedRun, LocalAgent, decode, ended_runs, local_agents
 from tenax.cli.run import print_page, print_stderr
 from tenax.cli.status import is_terminal, terminal_size
 from tenax.cli.terminal_table import Column, plain, table
@@ -51,7 +50,7 @@ class LocalRun(msgspec.Struct, frozen=True):
     nodes: int
     workers: int  # of all nodes
     age_s: float
-    coordinator: str
+    coordinator: str  # where it runs; empty: unknown
     log_dir: str
     pids: tuple[int, ...]  # of its agents on this host
     trouble: str = ""
@@ -59,7 +58,6 @@ class LocalRun(msgspec.Struct, frozen=True):
 
 
 def ps(argv: Sequence[str]) -> int:
-    """Execute ``tenax ps ARGV`` and return the exit code."""
     arguments = parse_arguments(argv, switches=("--all", "-a", "--json"))
     if arguments.positional:
         raise UsageError("no arguments expected; 'tenax status' shows one run")
@@ -121,16 +119,11 @@ def _run(agents: list[LocalAgent], now: float) -> LocalRun:
         nodes=len(slots),
         workers=sum(slots),
         age_s=max(0.0, age_s, status.goodput.spent.total_s if status is not None else 0.0),
-        coordinator=_coordinator(first),
+        coordinator=first.coordinator.removeprefix("the coordinator ") or ("" if first.trouble else "here"),
         log_dir=first.log_dir,
         pids=tuple(agent.pid for agent in agents),
         trouble=trouble,
     )
-
-
-def _coordinator(agent: LocalAgent) -> str:
-    """Return where the coordinator runs; empty if unknown."""
-    return agent.coordinator.removeprefix("the coordinator ") or ("" if agent.trouble else "here")
 
 
 def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:

@@ -12,23 +12,21 @@ Imported only when there are several nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tenax.cli.flags import UsageError
 from tenax.cli.options import (
     ETCD_BACKENDS,
     MANY_NODES_BACKENDS,
+    FlagValues,
     check_endpoint,
     is_host,
     other_addresses,
+    overrides_endpoint,
     split_endpoint,
     types_master,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from tenax.cli.options import FlagValues
 
 _DEFAULT_MASTER_PORT = 29500
 _WILDCARDS = frozenset({"0.0.0.0", "::", "*", "0", "::0"})  # noqa: S104 - recognised, not bound
@@ -79,7 +77,6 @@ def _backend(flags: FlagValues) -> str:
 
 
 def _check_third_party_flags(flags: FlagValues) -> None:
-    """Reject flags that a third-party rendezvous does not support."""
     for dest, whose in (
         ("master_addr", "the static backend"),
         ("master_port", "the static backend"),
@@ -99,10 +96,7 @@ def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
             "'--rdzv-endpoint HOST'"
         )
     endpoint = flags["rdzv_endpoint"].strip()
-    if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
-        flags.note_unused("rdzv_endpoint", types_master(flags))
-        endpoint = ""
-    if endpoint:
+    if endpoint and not overrides_endpoint(flags):
         for dest, refusal in other_addresses(flags, endpoint):  # a cluster's variables are ignored, as under torchrun
             flags.drop(dest, "rdzv_endpoint", refusal)
         _check_reachable(flags, "rdzv_endpoint", *split_endpoint(endpoint))

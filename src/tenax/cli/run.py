@@ -8,35 +8,26 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any, TextIO
 
 import msgspec
 
-from tenax._node.job import new_run_id, rendezvous_handler
-from tenax._node.sinks import open_sinks
+from tenax._io.interfaces import RequestRefused
+from tenax._node.job import JobSpec, new_run_id, rendezvous_handler
+from tenax._node.sinks import Sinks, open_sinks
 from tenax.cli.arguments import HelpRequested, parse
 from tenax.cli.flags import UsageError, usage_errors
-from tenax.cli.host_checks import (
-    check_files,
-    check_host,
-    current_folder,
-    load_logs_specs_class,
-    load_restart_policy,
-)
-from tenax.cli.script import entrypoint_of
+from tenax.cli.host_checks import check_files, check_host, load_logs_specs_class
+from tenax.cli.script import Entrypoint, entrypoint_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, TextIO
-
     from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
-    from tenax._node.job import JobSpec
     from tenax._node.node import Node
-    from tenax._node.sinks import Sinks
     from tenax.cli.options import Options
-    from tenax.cli.script import Entrypoint
     from tenax.launcher.api import LaunchConfig
     from tenax.rendezvous.api import RendezvousHandler
 
@@ -51,29 +42,31 @@ def run_command(
             from tenax.cli.scheduled_run import with_secret
 
             options = with_secret(options, environ)
-        enable_compat(options)
-        check_host(options, current_folder(), environ)
-        print_notes(options)
+        check(options, environ)
         if options.dry_run:
             return print_dry_run(options, environ)
         job = resolve(options, sys.executable)
         check_files(options, environ)
-        handler = _handler(job)
-        with usage_errors():
-            sinks = open_sinks(job)
+        colour = allows_colour(sys.stderr)
+        return launch(job, environ, report_path=options.report, colour=colour, before_run=before_run)
     except HelpRequested:
-        return _print_help()
+        from shutil import get_terminal_size
+
+        from tenax.cli.help import run_page
+
+        return print_page(run_page(get_terminal_size((100, 24)).columns))
     except UsageError as error:
         return print_usage_error(error)
-    from tenax._io.interfaces import RequestRefused
-
-    colour, report = allows_colour(sys.stderr), options.report
-    try:
-        return launch(
-            job, environ, handler=handler, sinks=sinks, report_path=report, colour=colour, before_run=before_run
-        )
     except RequestRefused as error:
         return print_usage_error(UsageError(str(error)))
+
+
+def check(options: Options, environ: Mapping[str, str]) -> None:
+    """Check that this host can run the job, and print the notes about it. Raises ``UsageError``."""
+    enable_compat(options)
+    check_host(options, environ)
+    for note in options.notes:
+        print_stderr(f"tenax run: note: {note}")
 
 
 def resolve(options: Options, interpreter: str) -> JobSpec:
@@ -101,11 +94,11 @@ def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, 
     return LaunchConfig(**fields), job.entrypoint, list(job.args)
 
 
+@usage_errors()
 def _handler(job: JobSpec) -> RendezvousHandler:
     try:
-        with usage_errors():
-            return rendezvous_handler(job)
-    except UsageError:
+        return rendezvous_handler(job)
+    except ValueError:
         raise
     except Exception as error:  # raised by a third-party backend
         raise UsageError(
@@ -117,8 +110,6 @@ def launch(
     job: JobSpec,
     environ: Mapping[str, str],
     *,
-    handler: RendezvousHandler | None = None,
-    sinks: Sinks | None = None,
     report_path: str = "",
     colour: bool = False,
     before_run: Callable[[], None] = lambda: None,
@@ -127,8 +118,9 @@ def launch(
     from tenax._node.node import Node
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
-    handler = rendezvous_handler(job) if handler is None else handler
-    sinks = open_sinks(job) if sinks is None else sinks
+    handler = _handler(job)
+    with usage_errors():
+        sinks = open_sinks(job)
     if not isinstance(handler, EngineRendezvousHandler):
         before_run()
         return _launch_with_polling(job, handler, sinks)
@@ -247,12 +239,6 @@ def compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return environment(environ)
 
 
-def print_notes(options: Options) -> None:
-    """Print the notes about a valid command line."""
-    for note in options.notes:
-        print_stderr(f"tenax run: note: {note}")
-
-
 def print_usage_error(error: UsageError) -> int:
     """Print what is wrong with the command line and return the exit code for it."""
     from tenax._failures.exit_codes import WRONG_USAGE
@@ -264,7 +250,10 @@ def print_usage_error(error: UsageError) -> int:
 
 def _restart_policy(options: Options) -> RestartPolicy | None:
     if options.policy_name is not None:
-        return load_restart_policy(options.policy_name)
+        from tenax.policy import load_policy
+
+        with usage_errors():
+            return load_policy(options.policy_name)
     if not options.fatal_exit_codes and not options.fatal_errors:
         return None
     from tenax._core.policy import BudgetPolicy
@@ -296,18 +285,9 @@ def _logs_specs(options: Options) -> Any:
 
 
 def print_dry_run(options: Options, environ: Mapping[str, str]) -> int:
-    """Print what the run would do (``--dry-run``)."""
     from tenax.cli.dry_run import describe
 
     return print_page(describe(options, interpreter=sys.executable, cwd=os.getcwd(), environ=environ))
-
-
-def _print_help() -> int:
-    from shutil import get_terminal_size
-
-    from tenax.cli.help import run_page
-
-    return print_page(run_page(get_terminal_size((100, 24)).columns))
 
 
 def allows_colour(stream: TextIO | None) -> bool:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 
 from tenax.cli.flags import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from tenax.cli.options import Options
 
-    Entrypoint = str | Callable[..., None]
 
+Entrypoint = str | Callable[..., None]
 LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # replaced when each worker is started
 
 
@@ -79,15 +78,13 @@ def _check_program(program: str, cwd: str, path: str, as_written: str) -> None:
             raise UsageError(f"{as_written}: no such file")
         if not os.access(file, os.X_OK):
             raise UsageError(f"{as_written}: the file is not executable; run 'chmod +x {program}'")
-    elif not any(_is_program(os.path.join(cwd, folder, program)) for folder in path.split(os.pathsep)):
+        return
+    found = (os.path.join(cwd, folder, program) for folder in path.split(os.pathsep))
+    if not any(os.path.isfile(file) and os.access(file, os.X_OK) for file in found):
         here = (
             f"; for the file in this folder write './{program}'" if os.path.isfile(os.path.join(cwd, program)) else ""
         )
         raise UsageError(f"{as_written}: no such program on PATH{here}")
-
-
-def _is_program(path: str) -> bool:
-    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:

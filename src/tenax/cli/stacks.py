@@ -11,7 +11,7 @@ from tenax._core.hang_report import LocalStacks, describe_location, format_ranks
 from tenax._core.link.wire import Answer
 from tenax._core.requests import StacksRequest, StatusRequest, WorkerStacks
 from tenax._core.text import harmless
-from tenax._view.status import NodeStatus, RunStatus
+from tenax._view.status import RunStatus
 from tenax.cli.command import NoSuchJob, print_json
 from tenax.cli.flags import UsageError
 from tenax.cli.job import SELECTOR_HELP, TIMEOUT_S, Job, decode, find_job, job_selector, parse_job_arguments
@@ -35,7 +35,6 @@ Exit code 0: stacks were shown. 1: there were none, or the run does not respond.
 
 
 def stacks(argv: Sequence[str]) -> int:
-    """Execute ``tenax stacks ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--json", "--native"), values=("--rank",))
     wanted = arguments.values.get("--rank", "")
     if wanted and not (wanted.isdecimal() and len(wanted) < 8):
@@ -49,7 +48,9 @@ def stacks(argv: Sequence[str]) -> int:
 
 def _ask(job: Job, rank: int, *, native: bool) -> list[WorkerStacks]:
     status = job.ask(StatusRequest(), RunStatus)
-    nodes = [node for node in status.nodes if node.first_rank >= 0 and (rank < 0 or _has(node, rank))]
+    nodes = [
+        node for node in status.nodes if node.first_rank >= 0 and (rank < 0 or 0 <= rank - node.first_rank < node.slots)
+    ]
     if not nodes:
         what = f"rank {rank} does not run" if rank >= 0 else "no worker runs"
         raise NoSuchJob(f"{what} in the run {status.run_id!r}: {status.doing}")
@@ -71,10 +72,6 @@ def _ask(job: Job, rank: int, *, native: bool) -> list[WorkerStacks]:
             workers = decode(answer.value, list[WorkerStacks])
             found += [msgspec.structs.replace(worker, host=node.name) for worker in workers]
     return sorted(found, key=lambda worker: worker.rank)
-
-
-def _has(node: NodeStatus, rank: int) -> bool:
-    return node.first_rank <= rank < node.first_rank + node.slots
 
 
 def _python(stacks: str) -> str:

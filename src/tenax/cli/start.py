@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -27,17 +29,13 @@ from tenax._io.loop import Loop
 from tenax._logs.device_thread import DeviceThread
 from tenax._node.job import new_run_id
 from tenax._node.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
+from tenax._schedulers import read_text
 from tenax._schedulers.started import VARIABLE, describe, host_name, parse_file, parse_list
 from tenax.cli.arguments import read
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
-from tenax.cli.options import FlagValues, node_range
+from tenax.cli.options import node_range
 from tenax.cli.rendezvous_options import TOKEN_VARIABLE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
 START_USAGE = """\
 usage: tenax start --hosts LIST [flags] -- [flags of tenax run] SCRIPT [arguments of the script]
@@ -91,8 +89,6 @@ _SSH_OPTIONS = (
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to start, and how."""
-
     hosts: tuple[core.Host, ...]  # empty: the discovery script lists them
     run_flags: tuple[str, ...]
     nodes: int  # 0: as many as hosts
@@ -107,14 +103,12 @@ class Plan(msgspec.Struct, frozen=True):
     resolves: bool = True  # the endpoint is on the first host
 
     def agent(self, host: core.Host, order: int, first: str) -> dict[str, Any]:
-        """Return the request that starts an agent."""
         argv = [self.python, "-c", _PROGRAM.format(module="tenax.cli.main"), "run", *self.run_flags]
         nodes = self.nodes or len(self.hosts)
         variable = describe(self.run_id, first, nodes, order, host.slots)
         return {"argv": argv, "folder": self.folder, "env": {**self.env, VARIABLE: variable}}
 
     def guard(self, host: str) -> list[str]:
-        """Return the command that connects to a host."""
         guard = [self.python, "-c", _PROGRAM.format(module="tenax._processes.start_guard")]
         if self.connect[0] == "srun":
             return [*self.connect, "-w", host, *guard]
@@ -122,8 +116,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def start(argv: Sequence[str]) -> int:
-    """Execute ``tenax start ARGV`` and return the exit code."""
-    return start_all(make_plan(argv, os.environ, os.getcwd(), _read))
+    return start_all(make_plan(argv, os.environ, os.getcwd(), read_text))
 
 
 def start_all(plan: Plan) -> int:
@@ -156,8 +149,7 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read
     if missing := [name for name in names if name not in environ]:
         raise UsageError(f"--env: the variable {missing[0]} is not set")
     env = {name: environ[name] for name in names}
-    reading = read(run_flags, env)
-    flags = FlagValues(reading.values, reading.sources)
+    flags = read(run_flags, env)
     for dest in ("standalone", "node_rank"):
         if flags.typed(dest):
             raise UsageError(f"{flags.quote(dest)} is not for several hosts; remove it")
@@ -224,11 +216,6 @@ def _hosts(
     return hosts
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
 class _Console:
     """Standard output or standard error, written by a thread: a terminal that is paused does not stop this process."""
 
@@ -272,6 +259,9 @@ class _Stream(Watchable):
     def on_readable(self) -> None:
         self.read()
 
+    def close(self) -> None:
+        self._pipe.close()
+
     def read(self) -> bool:
         """Read what is there. Return False if it would block or is closed."""
         if self._pipe.closed:
@@ -290,6 +280,10 @@ class _Stream(Watchable):
         if not data:
             self._pipe.close()
         return bool(data)
+
+    def read_all(self) -> None:
+        while self.read():
+            pass
 
 
 class _Connection:
@@ -315,19 +309,18 @@ class _Connection:
             _Stream(self._process.stdout, starter.out, self._on_output),
             _Stream(self._process.stderr, starter.err, self._on_error),
         )
+        self._stdin: Any = self._process.stdin
         self.send({"marker": self._marker, **request})
 
     def send(self, request: object = None) -> None:
         """Send a request; None: a heartbeat."""
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError, ValueError):  # it has ended, which is reported by SIGCHLD; or it was closed
-            self._process.stdin.write((b"" if request is None else msgspec.json.encode(request)) + b"\n")
-            self._process.stdin.flush()
+            self._stdin.write((b"" if request is None else msgspec.json.encode(request)) + b"\n")
+            self._stdin.flush()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._stdin.close()
 
     def kill(self) -> None:
         self._process.kill()
@@ -337,12 +330,10 @@ class _Connection:
         if self._process.poll() is None:
             return False
         for stream in self.streams:
-            while stream.read():
-                pass
+            stream.read_all()
         return True
 
     def why_ended(self) -> str:
-        """Return why the connection has ended."""
         if self._is_checked:
             return "the connection was lost"
         if self._process.returncode == _SSH_FAILED:
@@ -351,9 +342,8 @@ class _Connection:
 
     def release(self) -> None:
         self.close()
-        for pipe in (self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            pipe.close()
+        for stream in self.streams:
+            stream.close()
 
     def _on_output(self, line: bytes) -> None:
         text, marker, report = line.partition(f"{self._marker} ".encode())
@@ -373,8 +363,6 @@ class _Connection:
 
 
 class _Starter:
-    """Carries out the commands of the machine."""
-
     def __init__(self, plan: Plan, loop: Loop) -> None:
         self._plan = plan
         self._loop = loop
@@ -389,7 +377,6 @@ class _Starter:
         self.out, self.err = _Console(1, loop), _Console(2, loop)
 
     def run(self) -> int:
-        """Return the exit code."""
         try:
             if self._plan.discover:
                 self._discover()
@@ -492,8 +479,7 @@ class _Starter:
 
     def _on_discovered(self, script: subprocess.Popen[bytes]) -> None:
         assert self._script_output is not None
-        while self._script_output.read():
-            pass
+        self._script_output.read_all()
         self._loop.unwatch(self._script_output)
         self._script = self._script_output = None
         try:

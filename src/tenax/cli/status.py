@@ -50,7 +50,6 @@ _MAX_TRIES = 30  # in a row, to find the run again
 
 
 def status(argv: Sequence[str]) -> int:
-    """Execute ``tenax status ARGV`` and return the exit code."""
     arguments = parse_job_arguments(argv, switches=("--watch", "--json"))
     selector = job_selector(arguments)
     as_json = "--json" in arguments.switches

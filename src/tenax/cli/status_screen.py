@@ -7,14 +7,13 @@ fit are counted. Colour never carries information on its own, and untrusted text
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
-import msgspec
-
-from tenax._core.text import format_duration
+from tenax._core.text import format_duration, harmless
 from tenax._view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
 from tenax._view.text import cause_text, format_goodput, outcome_label
-from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
+from tenax.cli.terminal_table import Column, counted, cut, plain, table, wrapped
 
 MIN_WIDTH = 40
 _BOLD, _RED, _GREEN, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
@@ -34,8 +33,6 @@ _COLUMNS = (
     Column("WORKERS", 4),
     Column("STEP", 6, is_right=True),
 )
-
-
 _WORKER_COLUMNS = (
     Column("RANK", 9, is_right=True),
     Column("NODE", 4, min_width=10),
@@ -48,39 +45,21 @@ _WORKER_COLUMNS = (
 )
 
 
-class _Limits(msgspec.Struct, frozen=True):
-    """Maximum number of entries in each list."""
-
-    nodes: int
-    events: int
-    failures: int
-
-
-_DEFAULT_LIMITS = _Limits(16, 8, 4)
-_LIMITS_TO_FIT = (  # tried in this order until the screen fits the height
-    _Limits(200, 12, 8),
-    _Limits(64, 12, 8),
-    _Limits(32, 10, 6),
-    _Limits(16, 8, 4),
-    _Limits(8, 6, 3),
-    _Limits(4, 4, 2),
-    _Limits(3, 2, 1),
-    _Limits(2, 0, 1),
-)
+# Maximum numbers of nodes (or workers), events and failures.
+_DEFAULT_LIMITS = (16, 8, 4)
+# Tried in this order until the screen fits the height.
+_LIMITS_TO_FIT = ((200, 12, 8), (64, 12, 8), (32, 10, 6), (16, 8, 4), (8, 6, 3), (4, 4, 2), (3, 2, 1), (2, 0, 1))
 
 
 def render(status: RunStatus, width: int = 80, height: int | None = None, *, colour: bool = False) -> str:
     """Return the screen as text. ``height``: maximum number of lines; None: no limit."""
-    paint = _paint if colour else _no_paint
-    width = max(MIN_WIDTH, width)
-    if height is None:
-        return "".join(f"{line}\n" for line in _lines(status, width, _DEFAULT_LIMITS, paint))
     lines: list[str] = []
-    for limits in _LIMITS_TO_FIT:
-        lines = _lines(status, width, limits, paint)
-        if len(lines) <= height:
+    for limits in (_DEFAULT_LIMITS,) if height is None else _LIMITS_TO_FIT:
+        lines = _lines(status, max(MIN_WIDTH, width), *limits)
+        if height is None or len(lines) <= height:
             break
-    return "".join(f"{line}\n" for line in lines[: max(1, height)])
+    text = "".join(f"{line}\n" for line in lines[: None if height is None else max(1, height)])
+    return text if colour else harmless(text)  # which removes colours
 
 
 def event_lines(status: RunStatus, since: float) -> list[str]:
@@ -92,32 +71,24 @@ def _paint(colour: str, text: str) -> str:
     return f"{colour}{text}{_PLAIN}" if text else ""
 
 
-def _no_paint(colour: str, text: str) -> str:  # noqa: ARG001 - has the signature of _paint
-    return text
-
-
-def _lines(status: RunStatus, width: int, limits: _Limits, paint: Callable[[str, str], str]) -> list[str]:
-    lines = [paint(_BOLD, cut(f"run {plain(status.run_id)}: {_headline(status)}", width)), ""]
+def _lines(status: RunStatus, width: int, max_nodes: int, max_events: int, max_failures: int) -> list[str]:
+    phase = plain(outcome_label(status.outcome) if status.outcome else status.phase)
+    if not status.outcome and (since := _since(status)) is not None:
+        phase += f" for {_age(status, since)}"
+    lines = [_paint(_BOLD, cut(f"run {plain(status.run_id)}: {phase}", width)), ""]
     for label, text in _summary(status):
         labelled = _labelled(label, text, width)
-        lines += [paint(_RED, line) for line in labelled] if label == "hang" else labelled
-    lines += ["", *_nodes(status, width, limits.nodes, paint)]
-    lines += _workers_table(status, width, limits.nodes, paint)
-    lines += _failures(status, width, limits.failures, paint)
-    if limits.events and status.events:
-        lines += ["", paint(_BOLD, "last events")]
-        lines += [cut(_INDENT + _event(event), width) for event in status.events[-limits.events :]]
+        lines += [_paint(_RED, line) for line in labelled] if label == "hang" else labelled
+    lines += ["", *_nodes(status, width, max_nodes)]
+    lines += _workers_table(status, width, max_nodes)
+    lines += _failures(status, width, max_failures)
+    if max_events and status.events:
+        lines += ["", _paint(_BOLD, "last events")]
+        lines += [cut(_INDENT + _event(event), width) for event in status.events[-max_events:]]
     return lines
 
 
 # --- run --------------------------------------------------------------------------------------------------------------
-
-
-def _headline(status: RunStatus) -> str:
-    if status.outcome:
-        return plain(outcome_label(status.outcome))
-    since = _since(status)
-    return plain(status.phase) + (f" for {_age(status, since)}" if since is not None else "")
 
 
 def _since(status: RunStatus) -> float | None:
@@ -158,13 +129,9 @@ def _restarts(status: RunStatus) -> str:
     used, most = status.restarts_used, status.max_restarts
     budget = f"{used} of {most} used, {max(0, most - used)} left"
     parts = [budget if used or most else "none allowed (--max-restarts 0)"]
-    for count, one, many in (
-        (status.membership_changes, "membership change", "membership changes"),
-        (status.drains, "drain", "drains"),
-        (status.requests, "operator restart", "operator restarts"),
-    ):
-        if count:
-            parts.append(f"{count} {one if count == 1 else many}")
+    kinds = ("membership change", "drain", "operator restart")
+    counts = (status.membership_changes, status.drains, status.requests)
+    parts += [counted(count, what) for count, what in zip(counts, kinds, strict=True) if count]
     return "; ".join(parts)
 
 
@@ -177,15 +144,15 @@ def _labelled(label: str, text: str, width: int) -> list[str]:
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def _nodes(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
+def _nodes(status: RunStatus, width: int, most: int) -> list[str]:
     nodes = sorted(status.nodes, key=_sort_key)
-    lines = [paint(_BOLD, cut(_count(status), width))]
+    lines = [_paint(_BOLD, cut(_count(status), width))]
     shown = nodes[:most] if len(nodes) > most + 1 else nodes  # "and 1 more" takes as many lines as that node
     if not shown:
         return lines
     titles, *rows = table(_COLUMNS, [_row(status, node) for node in shown], width - len(_INDENT))
     lines.append(_INDENT + titles)
-    lines += [paint(_colour(node), _INDENT + row) for node, row in zip(shown, rows, strict=True)]
+    lines += [_paint(_colour(node), _INDENT + row) for node, row in zip(shown, rows, strict=True)]
     if len(shown) < len(nodes):
         left = nodes[len(shown) :]
         lines.append(cut(f"{_INDENT}and {len(left)} more: {_states(left)}", width))
@@ -206,9 +173,7 @@ def _count(status: RunStatus) -> str:
 
 
 def _states(nodes: Sequence[NodeStatus]) -> str:
-    counts: dict[str, int] = {}
-    for node in sorted(nodes, key=_sort_key):
-        counts[plain(node.state)] = counts.get(plain(node.state), 0) + 1
+    counts = Counter(plain(node.state) for node in sorted(nodes, key=_sort_key))
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
@@ -226,16 +191,13 @@ def _colour(node: NodeStatus) -> str:
 def _row(status: RunStatus, node: NodeStatus) -> tuple[str, ...]:
     name = plain(node.name) + (" *" if node.is_coordinator and len(status.nodes) > 1 else "")
     rank = str(node.rank) if node.rank >= 0 else "-"
-    return rank, name, _state(node), _age(status, node.since), _workers(node), _step(node)
-
-
-def _state(node: NodeStatus) -> str:
-    return f"{plain(node.state)}, {len(node.failed)} failed" if node.failed else plain(node.state)
+    state = plain(node.state) + (f", {len(node.failed)} failed" if node.failed else "")
+    return rank, name, state, _age(status, node.since), _workers(node), _step(node)
 
 
 def _workers(node: NodeStatus) -> str:
     if node.first_rank < 0:
-        return "1 worker" if node.slots == 1 else f"{node.slots} workers"
+        return counted(node.slots, "worker")
     last = node.first_rank + node.slots - 1
     return f"rank {last}" if node.slots == 1 else f"ranks {node.first_rank}-{last}"
 
@@ -244,18 +206,18 @@ def _step(node: NodeStatus) -> str:
     steps = [step for step in node.steps if step >= 0]
     phases = sorted({plain(phase) for phase in node.phases if phase})
     span = "" if not steps else str(steps[0]) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
-    return " ".join((*filter(None, (span, *(cut(phase, 12) for phase in phases[:2]))),))
+    return " ".join(filter(None, (span, *(cut(phase, 12) for phase in phases[:2]))))
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def _workers_table(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
+def _workers_table(status: RunStatus, width: int, most: int) -> list[str]:
     """Return what each worker did last, those first that did nothing for the longest time."""
     if status.outcome:
         return []
     rows = [
-        (max(at for at in (_at(node.outputs, local), _at(node.stepped, local))), node, local)
+        (max(_at(node.outputs, local), _at(node.stepped, local)), node, local)
         for node in status.nodes
         if node.first_rank >= 0 and (node.outputs or node.stepped or node.cpus)
         for local in range(node.slots)
@@ -267,7 +229,7 @@ def _workers_table(status: RunStatus, width: int, most: int, paint: Callable[[st
     titles, *lines = table(_WORKER_COLUMNS, [_worker(status, *row[1:]) for row in shown], width - len(_INDENT))
     if len(shown) < len(rows):
         lines.append(f"and {len(rows) - len(shown)} more, which did something later")
-    return ["", paint(_BOLD, "workers"), *(cut(_INDENT + line, width) for line in (titles, *lines))]
+    return ["", _paint(_BOLD, "workers"), *(cut(_INDENT + line, width) for line in (titles, *lines))]
 
 
 def _worker(status: RunStatus, node: NodeStatus, local: int) -> tuple[str, ...]:
@@ -295,12 +257,12 @@ def _at(values: Sequence[float], local: int, default: float = 0.0) -> float:
 # --- failures and events ----------------------------------------------------------------------------------------------
 
 
-def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
+def _failures(status: RunStatus, width: int, most: int) -> list[str]:
     lines: list[str] = []
     own = [each for each in status.failures if each.is_own]
     followed = len(status.failures) - len(own)
     if status.failures:
-        lines += ["", paint(_RED if own else _BOLD, f"failures of generation {status.failures[0].generation}")]
+        lines += ["", _paint(_RED if own else _BOLD, f"failures of generation {status.failures[0].generation}")]
         for failure in own[:most]:
             lines += _failure(status, failure, width)
         if len(own) > most:
@@ -308,10 +270,10 @@ def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, st
         if own and own[0].next_step and most > 1:
             lines += [f"{_INDENT}{line}" for line in wrapped(f"next: {plain(own[0].next_step)}", width - 4, 3)]
         if followed:
-            lines.append(f"{_INDENT}{followed} {'worker' if followed == 1 else 'workers'} failed as a consequence")
+            lines.append(f"{_INDENT}{counted(followed, 'worker')} failed as a consequence")
     earlier = status.earlier[-most:]
     if earlier:
-        lines += ["", paint(_BOLD, "failures of earlier generations")]
+        lines += ["", _paint(_BOLD, "failures of earlier generations")]
         for failure in reversed(earlier):
             lines += _failure(status, failure, width, is_earlier=True)
         if len(status.earlier) > most:

@@ -30,6 +30,11 @@ def plain(text: str) -> str:
     return " ".join(harmless(text).split())
 
 
+def counted(count: int, what: str) -> str:
+    """Return ``1 worker``, ``2 workers``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def cells(text: str) -> int:
     """Return the width of the text in cells."""
     return len(text) if text.isascii() else sum(map(_width, text))
@@ -52,11 +57,6 @@ def cut(text: str, width: int) -> str:
             break
         kept.append(character)
     return "".join(kept) + "..."[: max(0, width)]
-
-
-def padded(text: str, width: int, *, is_right: bool = False) -> str:
-    space = " " * (width - cells(text))
-    return space + text if is_right else text + space
 
 
 def wrapped(text: str, width: int, max_lines: int) -> list[str]:
@@ -99,8 +99,11 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
             shrink()
     lines = []
     for row in [[column.title for column in columns], *rows]:
-        line = _GAP.join(
-            padded(cut(row[index], widths[index]), widths[index], is_right=columns[index].is_right) for index in shown
-        ).rstrip()
-        lines.append(line if width is None else cut(line, width))
+        line = []
+        for index in shown:
+            text = cut(row[index], widths[index])
+            space = " " * (widths[index] - cells(text))
+            line.append(space + text if columns[index].is_right else text + space)
+        joined = _GAP.join(line).rstrip()
+        lines.append(joined if width is None else cut(joined, width))
     return lines

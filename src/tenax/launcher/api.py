@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from tenax._node.job import (
 from tenax._node.signals import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tenax._core.policy import RestartPolicy
     from tenax._node.sinks import Sinks
     from tenax.numa.binding import NumaOptions
@@ -203,9 +202,8 @@ def run_agent(
     try:
         result = agent_of(job, handler, sinks, health_check_server).run()
     except SignalException:
-        leave = getattr(handler, "leave", None)  # a third-party handler may not have it
-        if leave is not None:
-            leave()  # the run continues without this node
+        if hasattr(handler, "leave"):  # a third-party handler may not have it
+            handler.leave()  # the run continues without this node
         raise
     except BaseException:
         _shut_down(handler)

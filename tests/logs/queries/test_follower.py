@@ -18,8 +18,8 @@ from tenax._engines.tcp.operator import connect_to_agent
 from tenax._view.log_lines import LogAnswer, LogLine
 from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.job import Job
-from tenax.cli.live_logs import follow
-from tenax.cli.logs import Choice, Page
+from tenax.cli.live_logs import Follower
+from tenax.cli.logs import Page
 
 Answer = tuple[object, str] | None  # a value, or an error; None: not yet
 CLOSE: Answer = (None, "nothing more")
@@ -95,7 +95,7 @@ class ScriptedRun:
         self._listener.close()
 
 
-Follow = Callable[[Choice, Callable[[AnyRequest], Answer]], None]
+Follow = Callable[[LogsRequest, Callable[[AnyRequest], Answer]], None]
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def follow_run(tmp_path: Path) -> Iterator[Follow]:
     """Follow a run with these answers until the follower returns."""
     runs: list[ScriptedRun] = []
 
-    def follow_until_end(choice: Choice, answer: Callable[[AnyRequest], Answer]) -> None:
+    def follow_until_end(choice: LogsRequest, answer: Callable[[AnyRequest], Answer]) -> None:
         runs.append(ScriptedRun(tmp_path / "control_socket", answer))
-        with Job("seen", connect_to_agent(str(tmp_path / "control_socket"))) as job:
-            follow(job, choice, Page())
+        with Job(connect_to_agent(str(tmp_path / "control_socket"))) as job:
+            Follower(job, choice, Page()).run()
 
     yield follow_until_end
     for run in runs:
@@ -135,7 +135,7 @@ def test_a_follower_retries_while_the_coordinator_moves(follow_run: Follow, caps
                 return lines("c2", is_over=True), ""
         return None
 
-    follow_run(Choice(), answer)
+    follow_run(LogsRequest(""), answer)
     shown = capsys.readouterr()
     assert shown.out == "rank 0 | first\nrank 0 | second\n"
     assert shown.err == "tenax logs: the run 'seen' failed\n"
@@ -165,7 +165,7 @@ def test_a_follower_retries_after_a_temporary_error_of_a_node(
                 return lines("c2", is_over=True), ""
         return None
 
-    follow_run(Choice(), answer)
+    follow_run(LogsRequest(""), answer)
     shown = capsys.readouterr()
     assert shown.out == "rank 0 | first\nrank 0 | second\n"
     assert shown.err == "tenax logs: the run 'seen' failed\n"
@@ -190,7 +190,7 @@ def test_a_generation_is_over_when_all_its_nodes_are_done(
                 return lines("c2", "more of b", is_over=True), ""
         return None
 
-    follow_run(Choice(generation=1), answer)
+    follow_run(LogsRequest("", generation=1), answer)
     shown = capsys.readouterr()
     assert sorted(shown.out.splitlines()) == ["rank 0 | more of b", "rank 0 | of a", "rank 0 | of b"]
     assert shown.err == ""
@@ -218,7 +218,7 @@ def test_a_follower_does_not_wait_for_a_node_outside_the_generation(
                 return lines("c0", generation=0), ""
         return None
 
-    follow_run(Choice(generation=1), answer)
+    follow_run(LogsRequest("", generation=1), answer)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("rank 0 | of a\n", "")
 
@@ -242,7 +242,7 @@ def test_lines_that_arrive_with_the_end_of_the_connection_are_shown(
                 return CLOSE
         return None
 
-    follow_run(Choice(), answer)
+    follow_run(LogsRequest(""), answer)
     shown = capsys.readouterr()
     assert shown.out == "rank 0 | first\nrank 0 | last line\n"
     assert "connection closed: the run has ended" in shown.err

@@ -11,7 +11,7 @@ import pytest
 import kit
 from kit.jobs import TENAX, until
 from tenax.cli.command import NoSuchJob
-from tenax.cli.ended_run import ended_run
+from tenax.cli.job import ended_run
 
 from .kit import Operator
 

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,8 +21,6 @@ from tenax._core.text import one_line
 from tenax._node.sinks import Sinks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from tenax._core.commands import EndWorker
     from tenax._core.events import ScopeExpired
     from tenax.agent.server.api import RunResult, Worker, WorkerGroup
@@ -74,8 +73,8 @@ class SelfReport:
 
     def _close_sinks(self) -> None:
         sinks = self._forget_sinks()
-        for line in sinks.close() if sinks is not None else []:
-            self._warn(line)
+        if sinks is not None:
+            self._warn(*sinks.close())
 
     def _forget_sinks(self) -> Sinks | None:
         sinks, self._sinks = self._sinks, None
@@ -83,27 +82,24 @@ class SelfReport:
             self._at_exit.detach()
         return sinks
 
-    def _warn(self, line: str) -> None:
-        """Print a warning; an agent with hooks has no console messages of its own."""
-        sys.stderr.write(f"tenax: {one_line(line)}\n")
+    def _warn(self, *lines: str) -> None:
+        """Print warnings; an agent with hooks has no console messages of its own."""
+        for line in lines:
+            sys.stderr.write(f"tenax: {one_line(line)}\n")
 
     def _measure(self, name: str, value: int) -> None:
         sinks = self._open_sinks()
-        if not sinks.has_metrics:
-            return
-        from tenax.metrics import MetricData
+        if sinks.has_metrics:
+            from tenax.metrics import MetricData
 
-        sinks.emit(MetricData(time.time(), _GROUP, name, value))
-        for line in sinks.new_errors():
-            self._warn(line)
+            sinks.emit(MetricData(time.time(), _GROUP, name, value))
+            self._warn(*sinks.new_errors())
 
     def _record(self, make: Callable[[], Event]) -> None:
         sinks = self._open_sinks()
-        if not sinks.has_events:
-            return
-        sinks.record(make())
-        for line in sinks.new_errors():
-            self._warn(line)
+        if sinks.has_events:
+            sinks.record(make())
+            self._warn(*sinks.new_errors())
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -220,14 +216,7 @@ class SelfReport:
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
-    def _record_poll(self, state: str) -> None:
-        """Emit metrics after each poll of the workers."""
-        role = self._worker_group.spec.role
-        self._measure(f"workers.{role}.remaining_restarts", self._remaining_restarts)
-        self._measure(f"workers.{role}.{state.lower()}", 1)
-
     def _record_metrics(self, result: RunResult) -> None:
-        """Emit the metrics of a finished run."""
         spec = self._worker_group.spec
         has_failed, has_retried = result.is_failed(), self._remaining_restarts < spec.max_restarts
         self._record_flakiness_metric(has_failed)

@@ -12,6 +12,7 @@ import signal
 import time
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -36,15 +37,12 @@ from tenax._logs.specs import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.agent.server._self_report import SelfReport, measured
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
-from tenax.rendezvous.api import RendezvousGracefulExitError
+from tenax.rendezvous.api import RendezvousGracefulExitError, RendezvousHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tenax._node.sinks import Sinks
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.numa.binding import NumaOptions
-    from tenax.rendezvous.api import RendezvousHandler
 
 __all__ = [
     "ElasticAgent",
@@ -123,25 +121,16 @@ class WorkerSpec:
         return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Worker:
     """One worker of a group. The agent chooses its ``id``; a local agent uses the pid."""
 
-    __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
-
-    def __init__(
-        self,
-        local_rank: int,
-        global_rank: int = -1,
-        role_rank: int = -1,
-        world_size: int = -1,
-        role_world_size: int = -1,
-    ) -> None:
-        self.id: Any = None
-        self.local_rank = local_rank
-        self.global_rank = global_rank
-        self.role_rank = role_rank
-        self.world_size = world_size
-        self.role_world_size = role_world_size
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    id: Any = field(default=None, init=False)
 
     def __str__(self) -> str:
         names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
@@ -306,17 +295,17 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
             info = self._handler(spec).next_rendezvous()
+        bootstrap = None
         if isinstance(info, tuple) and len(info) == 3:  # the older form: (store, rank, world size)
             store, group_rank, group_world_size = info
-            bootstrap = None
-        elif not hasattr(info, "world_size"):
+        elif hasattr(info, "world_size"):
+            store, group_rank, group_world_size = info.store, info.rank, info.world_size
+            bootstrap = info.bootstrap_store_info
+        else:
             raise TypeError(
                 f"next_rendezvous() of {type(spec.rdzv_handler).__name__} returned {info!r}; expected a RendezvousInfo "
                 "or (store, rank, world_size)"
             )
-        else:
-            store, group_rank, group_world_size = info.store, info.rank, info.world_size
-            bootstrap = info.bootstrap_store_info
         self._store = worker_group.store = store
         worker_group.group_rank = group_rank
         worker_group.group_world_size = group_world_size
@@ -468,7 +457,8 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
             ran_s = time.monotonic() - self._formed_at
             group.state = result.state
             self._report_health("" if result.state is WorkerState.HEALTHY else "the other nodes")
-            self._record_poll(result.state.value)
+            self._measure(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
+            self._measure(f"workers.{spec.role}.{result.state.value.lower()}", 1)
             match result.state:
                 case WorkerState.SUCCEEDED:
                     self._exit_barrier()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tenax._core.environment import WorkerEnvironment, worker_environment
-from tenax._core.model import Assignment, Outcome, assert_never
-from tenax._logs.specs import DefaultLogsSpecs
+from tenax._core.model import Assignment, Outcome, Verdict, assert_never
+from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs, line_prefix
 from tenax._node.job import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
@@ -32,21 +33,16 @@ from tenax.agent.server._self_report import measured
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.rendezvous._engine_handler import EngineRendezvousHandler
-from tenax.rendezvous.api import RendezvousClosedError
+from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from tenax._core.agent import AgentState
-    from tenax._core.model import Verdict
     from tenax._core.policy import RestartPolicy
-    from tenax._logs.specs import LogsSpecs
     from tenax._node.journal import Step
     from tenax._node.node import Node
     from tenax._node.sinks import Sinks
     from tenax.control_plane._sockets import WorkerSockets
     from tenax.multiprocessing.errors import ProcessFailure
-    from tenax.rendezvous.api import RendezvousHandler
     from tenax.timer._watchdog_pipe import WatchdogPipe
 
 __all__ = [
@@ -233,11 +229,10 @@ class LocalElasticAgent(SimpleElasticAgent):
                 group.state = WorkerState.SUCCEEDED
                 values = {first + rank: value for rank, value in node.return_values().items()}
                 return RunResult(group.state, return_values=values)
-            case Outcome.CANCELLED if not verdict.signal:
-                group.state = WorkerState.STOPPED
-                raise RendezvousClosedError(f"the run was cancelled: {verdict.why}")
             case Outcome.CANCELLED:
                 group.state = WorkerState.STOPPED
+                if not verdict.signal:
+                    raise RendezvousClosedError(f"the run was cancelled: {verdict.why}")
                 number = signal.Signals(verdict.signal)
                 raise SignalException(f"the agent (pid {os.getpid()}) received {number.name}", number)
             case Outcome.BROKEN:
@@ -278,14 +273,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             for rank in ranks:
                 envs[rank].update(self._sockets.env(first.global_rank + rank))
         scopes = self._watch_scopes(envs)
-        prefixes = None
-        if self._log_line_prefix_template is not None:
-            from tenax._logs.specs import line_prefix
-
+        prefixes, template = None, self._log_line_prefix_template
+        if template is not None:
             prefixes = {
-                rank: line_prefix(
-                    self._log_line_prefix_template, role_name=spec.role, rank=first.global_rank + rank, local_rank=rank
-                )
+                rank: line_prefix(template, role_name=spec.role, rank=first.global_rank + rank, local_rank=rank)
                 for rank in ranks
             }
         assert spec.entrypoint is not None
@@ -347,12 +338,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         if result is None:
             return RunResult(WorkerState.HEALTHY)
         rank_of = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
-        if result.is_failed():
-            return RunResult(
-                WorkerState.FAILED, failures={rank_of[rank]: failure for rank, failure in result.failures.items()}
-            )
         return RunResult(
-            WorkerState.SUCCEEDED, return_values={rank_of[rank]: value for rank, value in result.return_values.items()}
+            WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
+            {rank_of[rank]: value for rank, value in result.return_values.items()},
+            {rank_of[rank]: failure for rank, failure in result.failures.items()},
         )
 
 
