@@ -20,6 +20,7 @@ from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
+from tenax._io.interfaces import create_machine
 from tenax._io.loop import Loop
 from tenax._node.run_journal import NAME, RunJournal
 
@@ -51,6 +52,7 @@ class Node:
             release=lambda _: None,
             print_line=lambda _: None,
             record_run=self._record_run,
+            create=create_machine,
             set_operator_api=lambda _: None,
         )
         self.control.open(self._loop, self.emit, node)

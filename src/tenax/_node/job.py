@@ -101,7 +101,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             role=self.role,
             local_world_size=self.nproc_per_node,
             max_restarts=self.max_restarts,
-            grace_s=self.shutdown_timeout,
+            grace_s=float(self.shutdown_timeout),
             abandon_s=self.abandon_s,
             on_hang=self.on_hang,
             hang_after_s=self.hang_after,

@@ -446,7 +446,7 @@ def test_frequent_restarts_are_shown_within_a_second_and_cost_little(
     cluster = start_cluster(8, 8, max_restarts=1000)
     page.open(cluster.link)
     page.js(_WATCH)
-    thread = cluster.dashboard._server.thread
+    thread = cluster.dashboard._server._thread
     assert thread.ident is not None
     clock = time.pthread_getcpuclockid(thread.ident)
     cpu_before, status_before, began = time.clock_gettime(clock), cluster.operators.cpu_s, time.monotonic()

@@ -147,7 +147,7 @@ class LinkedEngine(ABC):
             order=settings.node_order,
             min_nodes=settings.min_nodes,
             max_nodes=settings.max_nodes,
-            grace_s=float(agent.grace_s),
+            grace_s=agent.grace_s,
         )
         self._machine = node.create(
             client.LinkClient,
