@@ -197,7 +197,9 @@ class KeeperProcess(HelperHandle):
     def _on_closed(self) -> None:
         code = self._reap()
         self._kill_leftovers()
-        how = f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
+        from tenax._view.exit_text import signal_name
+
+        how = f"it was killed by {signal_name(-code)}" if code < 0 else f"it exited with code {code}"
         self._emit(events.KeeperLost(how))
 
     def _kill_leftovers(self) -> None:

@@ -62,7 +62,8 @@ class WarmPool:
         self._has_reported_slow = False
         self._is_channel_closed = False  # the template is exiting; the keeper reaps it
         self.is_open = True
-        channel.send(("prepare", plan["modules"], plan["late"], plan["has_own_arguments"]))
+        with suppress(ChannelClosed):  # it has exited already, and the keeper reaps it
+            channel.send(("prepare", plan["modules"], plan["late"], plan["has_own_arguments"]))
 
     # --- what the keeper's loop needs -----------------------------------------------------------------------------
 

@@ -161,7 +161,9 @@ class StoreHost(HelperHandle):
     def _on_closed(self) -> None:
         code = self._stop_process()
         if self._generation:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            from tenax._view.exit_text import signal_name
+
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
             self._lose(f"its process {how}")
 
     def _lose(self, reason: str) -> None:

@@ -289,9 +289,11 @@ def test_a_killed_forker_does_not_delay_the_next_restart(runner: Runner) -> None
 class _FakeTemplate:
     """The other end of the keeper's channel to the template."""
 
-    def __init__(self, standbys: int) -> None:
+    def __init__(self, standbys: int, *, is_gone: bool = False) -> None:
         ours, theirs = Channel.pair()
         self.channel = Channel(theirs)
+        if is_gone:
+            self.channel.close()
         self._output, printed = os.pipe()
         os.set_blocking(self._output, False)
         os.close(printed)
@@ -323,6 +325,15 @@ def test_a_template_that_cannot_fork_is_given_up() -> None:
         template.channel.send(("forked", 1, []))
     assert not template.pool.is_worth_waiting, f"{asked} requests to fork"
     template.channel.close()
+
+
+def test_a_template_that_died_at_once_does_not_end_the_keeper() -> None:
+    """Its closed channel is not taken for that of the agent; the keeper reports its death when it reaps it."""
+    template = _FakeTemplate(standbys=2, is_gone=True)
+    template.pool.receive()
+    template.pool.request(2)
+    template.pool.on_child_death(os.getpid(), 1)
+    assert [message[0] for message in template.pool.take_messages()] == ["cold"]
 
 
 def test_slow_imports_leave_the_full_time_for_a_fork() -> None:
