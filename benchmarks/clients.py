@@ -24,6 +24,7 @@ from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.endpoint import Endpoint
 from tenax._io.listen import open_listeners
 from tenax._io.loop import Loop
+from tenax._node.link_journal import LinkJournal
 from tenax._node.run_journal import NAME, RunJournal
 
 RUN = "rendezvous"
@@ -43,10 +44,19 @@ def serve(pipe: Connection, folder: str) -> None:
         settings = RunSettings(RUN, nodes, nodes, 3)
         os.makedirs(own := os.path.join(folder, str(port)))
         journal = RunJournal(os.path.join(own, NAME))
+        links = LinkJournal(os.path.join(own, "links.jsonl"), loop)
         assert journal.path, "the journal cannot be written"
         journal.begin_run(settings, loop.now())
         listeners = open_listeners(endpoint, [(socket.AF_INET, (endpoint.host, port))])
-        server = CoordinatorServer(listeners, settings, LeaseTerms(), SECRET, loop, record=journal.run_step)
+        server = CoordinatorServer(
+            listeners,
+            settings,
+            LeaseTerms(),
+            SECRET,
+            loop,
+            record=journal.run_step,
+            create=links.recorder.create,
+        )
         server.open(Opened())
         servers.append(server)
         pipe.send("serving")

@@ -2,7 +2,7 @@
 
 Commands of a node to its workers are recorded and answered at once, as if the workers had followed them. So the time
 between the failure of a worker and the stop command on every other node is tenax's own: both machines, both ends of the
-link, the coordinator and its journal.
+link, the coordinator and its journals.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
-from tenax._io.interfaces import create_machine
 from tenax._io.loop import Loop
-from tenax._node.run_journal import NAME, RunJournal
+from tenax._node import link_journal, run_journal
 
 WORKERS = 2
 
@@ -35,6 +34,7 @@ class Node:
     ) -> None:
         self._loop = loop
         self._folder = folder
+        self._links = link_journal.LinkJournal(self._path(link_journal.NAME), loop)
         self.machine = AgentMachine(AgentSettings(settings.run_id, "default", WORKERS, max_restarts=1 << 20))
         self.control = engine(settings)
         self.formed_at: dict[int, float] = {}  # by generation: when its workers got the command to start
@@ -52,13 +52,16 @@ class Node:
             release=lambda _: None,
             print_line=lambda _: None,
             record_run=self._record_run,
-            create=create_machine,
+            create=self._links.recorder.create,
             set_operator_api=lambda _: None,
         )
         self.control.open(self._loop, self.emit, node)
 
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, f"{os.getpid()}-{id(self)}-{name}")
+
     def _record_run(self, run: RunSettings) -> Callable[..., None]:
-        journal = RunJournal(os.path.join(self._folder, f"{os.getpid()}-{id(self)}-{NAME}"))
+        journal = run_journal.RunJournal(self._path(run_journal.NAME))
         assert journal.path, "the journal cannot be written"
         journal.begin_run(run, self._loop.now())
         return journal.run_step
