@@ -233,6 +233,8 @@ class Recorder(Plain):
             if self._is_inside:
                 return act(*args, **kwargs)
             is_frequent = name == "server" and method == "received" and _is_quiet_frame(args[1])
+            if is_frequent and args[0] in self.peers and name in self._quiet:
+                return act(*args, **kwargs)  # like the one before
             states = [] if is_frequent else self._quiet_states()
             if (name, method) == ("leadership", "tick"):
                 self._due = self._machines[name].due(args[0])
