@@ -220,6 +220,7 @@ class NodeLeft(Message, frozen=True):
 
     why: Text
     is_clear: bool = True  # False: a process survived SIGKILL, and this host needs attention
+    was_refused: bool = False  # it was refused, or could not join: it counts as lost
 
 
 FromNode = (
