@@ -155,7 +155,9 @@ class AgentMachine(WorkersStop):
             case events.SignalReceived(signal, grace_s):
                 self._on_leave_requested(Leave(signal), grace_s, now)
             case events.KeeperLost(reason):
-                self._end(self._own_verdict(Outcome.BROKEN, f"the keeper was lost: {reason}"))
+                why = f"the keeper was lost: {reason}"
+                self._send(messages.NodeLeft(why, is_clear=False))  # this process may stay to host the coordinator
+                self._end(self._own_verdict(Outcome.BROKEN, why))
             case events.Tick():
                 self._on_tick(now)
             case _:
