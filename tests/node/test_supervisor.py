@@ -519,6 +519,15 @@ def test_a_generation_received_together_with_the_end_of_the_run_is_not_started(s
     assert made.processes.workers == {}
 
 
+def test_a_node_refused_before_it_started_its_generation_reports_that_it_has_left(stage: Callable[..., Stage]) -> None:
+    """The coordinator waits for it. If it is in the same process, the link stays open."""
+    made = stage()
+    control = made.control = FakeControl({messages.NodeReady: [formed(1)]}, after=[events.JoinRefused("replaced")])
+    assert made.run().outcome is Outcome.BROKEN
+    assert made.processes.workers == {}
+    assert control.sent == [messages.NodeReady(0), messages.NodeLeft("replaced", was_refused=True)]
+
+
 def test_a_verdict_is_converted_to_this_nodes_clock(stage: Callable[..., Stage]) -> None:
     """A failure three seconds before the verdict is so on this node's clock, too."""
     made = stage()

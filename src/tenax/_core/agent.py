@@ -155,7 +155,9 @@ class AgentMachine(WorkersStop):
             case events.SignalReceived(signal, grace_s):
                 self._on_leave_requested(Leave(signal), grace_s, now)
             case events.KeeperLost(reason):
-                self._end(self._own_verdict(Outcome.BROKEN, f"the keeper was lost: {reason}"))
+                why = f"the keeper was lost: {reason}"
+                self._send(messages.NodeLeft(why, is_clear=False))  # this process may stay to host the coordinator
+                self._end(self._own_verdict(Outcome.BROKEN, why))
             case events.Tick():
                 self._on_tick(now)
             case _:
@@ -248,7 +250,7 @@ class AgentMachine(WorkersStop):
         if state.phase is Phase.RUNNING:
             self._stop(SIGTERM, why, grace_s, now)
         elif not self._stop_held(SIGTERM, why, grace_s, now) and state.phase in (Phase.NEW, Phase.JOINING, Phase.DONE):
-            self._end(verdict)
+            self._end_as_decided(decided)
 
     def _on_fenced(self, why: str, now: float) -> None:
         """Kill without a grace period: the other nodes may be about to start without this one."""
@@ -641,9 +643,15 @@ class AgentMachine(WorkersStop):
         )
 
     def _end_as_decided(self, decided: Decided) -> None:
-        """End with the coordinator's verdict, or if this node was refused, with its own and the evidence since then."""
+        """End with the coordinator's verdict, or if this node was refused, with its own and the evidence since then.
+
+        A refused node sends that it has left: the coordinator may be waiting for it, in a process that does not exit.
+        """
         verdict = decided.verdict
-        self._end(self._own_verdict(verdict.outcome, verdict.why) if decided.is_refused else verdict)
+        if decided.is_refused:
+            self._send(messages.NodeLeft(verdict.why, was_refused=True))
+            verdict = self._own_verdict(verdict.outcome, verdict.why)
+        self._end(verdict)
 
     def _end(self, verdict: Verdict) -> None:
         state = self.state

@@ -162,8 +162,9 @@ class CoordinatorMachine(Lifecycle):
                 self._on_draining(record, grace_s, why)
             case messages.NodeWillLeave(_, why, in_s):
                 self._forward_notice(record, why, in_s)
-            case messages.NodeLeft(why, is_clear):
-                self._on_gone(node_id, why, now, is_loss=not is_clear)
+            case messages.NodeLeft(why, is_clear, was_refused):
+                why = SUPERSEDED if was_refused and record.is_superseded else why
+                self._on_gone(node_id, why, now, is_loss=was_refused or not is_clear)
             case _:
                 assert_never(message)
 

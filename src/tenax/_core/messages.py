@@ -219,7 +219,8 @@ class NodeLeft(Message, frozen=True):
     """The node leaves the run."""
 
     why: Text
-    is_clear: bool = True  # False: a process survived SIGKILL, and this host needs attention
+    is_clear: bool = True  # False: a process may be alive, and this host needs attention
+    was_refused: bool = False  # it was refused, or could not join: it counts as lost
 
 
 FromNode = (

@@ -185,6 +185,8 @@ class InvariantChecker:
         what = type(message).__name__
         if self._occupied and isinstance(message, messages.NodeReady | messages.NodeStopped | messages.NodeSucceeded):
             raise InvariantBroken(f"A3: {what} while processes may be alive")
+        if isinstance(message, messages.NodeLeft) and message.is_clear and (self._occupied or self._held):
+            raise InvariantBroken("A3: left and clear while processes may be alive")
         if isinstance(message, messages.NodeReady) and message.held != len(self._held):
             raise InvariantBroken(f"A3: ready with {message.held} held workers, which are {self._held}")
         if isinstance(message, messages.NodeStopped) and len(message.held) != len(self._held):

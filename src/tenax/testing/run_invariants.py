@@ -282,7 +282,7 @@ class RunChecker:
     def _follow_message(self, node_id: str, message: messages.FromNode) -> bool:
         last = self._last
         if isinstance(message, messages.NodeLeft):
-            return self._go(node_id, is_loss=not message.is_clear)
+            return self._go(node_id, is_loss=message.was_refused or not message.is_clear)
         if isinstance(message, messages.NodeReady):
             return self._become_clear(node_id, message.held)
         assert not isinstance(message, messages.NodeJoined), "handled before"

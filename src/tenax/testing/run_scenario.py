@@ -47,7 +47,7 @@ the coordinator sends them.
     - ``node a quiet since TIME: WHY`` (on the coordinator's clock), ``node a busy: WHY``, ``node a sent stacks,
       suspicion 1: rank 0 in FUNCTION; rank 1 not known, WHY``
     - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
-      ...``: a process survived), ``node a lost: REASON``
+      ...``: a process survived; ``left, refused: ...``), ``node a lost: REASON``
     - ``cancel: WHY``, ``restart requested: WHY``, ``drain a requested: WHY``: requests of an operator
     - ``tick``, ``resumed after 30 s``: the coordinator's process was suspended for that long
 
@@ -264,7 +264,7 @@ class _Node:
         return messages.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off, tuple(held))
 
     def left(self, fields: Fields, *_: object) -> messages.NodeLeft:
-        return messages.NodeLeft(fields["why"], is_clear=not fields["stuck"])
+        return messages.NodeLeft(fields["why"], not fields["stuck"], bool(fields["refused"]))
 
     def _failure(self, text: str, generation: int, now: float) -> Failure:
         """Parse a failure, with its times on the node's clock."""
@@ -338,7 +338,7 @@ _MESSAGES: tuple[
     (r"sent stacks, suspicion (?P<number>\d+): (?P<locations>.+)", _Node.stacks),
     (rf"draining, grace (?P<grace_s>{NUMBER}): (?P<why>.+)", messages.NodeDraining),
     (rf"will leave(?:, in (?P<in_s>{NUMBER}) s)?: (?P<why>.+)", messages.NodeWillLeave),
-    (r"left(?P<stuck>, not clear)?: (?P<why>.+)", _Node.left),
+    (r"left(?P<stuck>, not clear)?(?P<refused>, refused)?: (?P<why>.+)", _Node.left),
 )
 
 

@@ -560,8 +560,8 @@ def _describe_message(message: messages.FromNode) -> Iterator[str]:
             yield f"send draining, grace {grace_s:g}: {why}"
         case messages.NodeWillLeave(_, why, in_s):
             yield f"send will leave{_soon(in_s)}: {why}"
-        case messages.NodeLeft(why, is_clear):
-            yield f"send left{'' if is_clear else ', not clear'}: {why}"
+        case messages.NodeLeft(why, is_clear, was_refused):
+            yield f"send left{'' if is_clear else ', not clear'}{', refused' if was_refused else ''}: {why}"
         case messages.NodeJoined(node):
             yield f"send joined: {node.node_id}"
 

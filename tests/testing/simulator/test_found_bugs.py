@@ -23,7 +23,7 @@ NO_FAILURES = WorkerBehaviour(generation_s=1e6, fails=0.0, collateral=0.0, ignor
     [
         (218, broken.ChargesForFencedNodes, "S5"),
         (18, broken.KeepsEveryName, "S12"),
-        (251, broken.DoesNotWaitForSupersededNodes, "S1"),
+        (498, broken.DoesNotWaitForSupersededNodes, "S1"),
         (3801, broken.ReadmitsSupersededNodes, "L3"),
         (9, broken.ForgetsTheVerdict, "S6"),
         (379, broken.DatesExitsOnReceipt, "S8"),
