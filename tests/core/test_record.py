@@ -86,6 +86,21 @@ def test_the_generation_continues_when_all_members_are_back() -> None:
     assert successor.machine.state.generation == 1
 
 
+@pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "without its assignment"])
+def test_a_member_keeps_its_rank_if_a_new_node_requested_it_first(*, is_at_work: bool) -> None:
+    """Otherwise the member would be refused, and the generation would end."""
+    successor = Successor(record("ab"))
+    new, member = (messages.NodeInfo(name, name, rank=0, min_nodes=2, max_nodes=3) for name in ("new", "a"))
+    successor.step(run.Received("new", messages.NodeJoined(new)), 1.0)
+    at_work = messages.NodeJoined(member, 1, is_running=True, group_rank=0, group_world_size=2, store=STORE)
+    successor.step(run.Received("a", at_work if is_at_work else messages.NodeJoined(member)), 2.0)
+    reason = "this node requests node rank 0, which host-a has; give each node its own"
+    assert successor.sent == [(("new",), events.JoinRefused(reason))]
+    assert successor.machine.state.nodes.keys() == {"a"}
+    assert isinstance(successor.phase, run.Recovering)
+    assert successor.phase.awaited == {"b": "host-b"}
+
+
 def test_a_missing_member_is_awaited_from_the_first_return_on() -> None:
     successor = Successor(record())
     successor.join("a", now=100.0)
@@ -173,25 +188,6 @@ def test_a_generation_ends_if_a_member_never_received_its_assignment() -> None:
     successor.join("c")
     assert isinstance(successor.phase, run.Ending)
     assert successor.machine.state.phase.unstopped == {"a", "c"}
-
-
-def test_a_member_that_was_refused_is_waited_for_but_not_sent_the_end_of_its_generation() -> None:
-    """A new node has taken its rank. The refusal has stopped its workers already, so C5 does not concern it."""
-    successor = Successor(record())
-    new = messages.NodeInfo("new", "host-new", rank=1, min_nodes=2, max_nodes=3)
-    successor.step(run.Received("new", messages.NodeJoined(new)))
-    successor.join("a")
-    at_work = messages.NodeJoined(
-        messages.NodeInfo("b", "b", rank=1, min_nodes=2, max_nodes=3), 1, is_running=True, group_rank=1, store=STORE
-    )
-    successor.step(run.Received("b", at_work))
-    ((to, refused),) = successor.sent
-    assert to == ("b",)
-    assert isinstance(refused, events.JoinRefused)
-    successor.tick(until=RETURN_S)
-    assert [to for to, event in successor.sent if isinstance(event, events.GenerationEnded)] == [("a",)]
-    assert isinstance(successor.phase, run.Ending)
-    assert successor.phase.unstopped == {"a", "b"}
 
 
 def test_a_settled_generation_is_not_awaited_and_not_charged_again() -> None:

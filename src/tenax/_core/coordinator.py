@@ -245,7 +245,7 @@ class CoordinatorMachine(Lifecycle):
         if self._is_over():
             self._send_verdict(joined, now)
             return
-        refusal = _SUPERSEDED_HERE if node.node_id in state.names.superseded else self._refusal(node)
+        refusal = self._refusal(joined) or (_SUPERSEDED_HERE if node.node_id in state.names.superseded else "")
         if refusal:
             self._send(events.JoinRefused(refusal), node.node_id)
             refused = state.nodes.get(node.node_id)
@@ -322,8 +322,8 @@ class CoordinatorMachine(Lifecycle):
         else:
             self._send(events.JoinRefused(f"the run is over: {verdict.why}"), joined.node.node_id)
 
-    def _refusal(self, node: messages.NodeInfo) -> str:
-        state, settings = self.state, self.state.settings
+    def _refusal(self, joined: messages.NodeJoined) -> str:
+        state, settings, node = self.state, self.state.settings, joined.node
         if (node.min_nodes, node.max_nodes) != (settings.min_nodes, settings.max_nodes):
             return (
                 f"this node was started for {span_text(node.min_nodes, node.max_nodes)} nodes, but the run is for "
@@ -334,12 +334,23 @@ class CoordinatorMachine(Lifecycle):
         if node.rank >= settings.max_nodes:
             return f"this node requests node rank {node.rank}, but the ranks are 0 to {settings.max_nodes - 1}"
         other = state.nodes.get(state.names.by_rank.get(node.rank, node.node_id))
-        if other is not None and other.info.node_id != node.node_id and other.info.host != node.host:
-            return f"this node requests node rank {node.rank}, which {other.label} has; give each node its own"
+        if other is not None and _has_rank_elsewhere(other, node) and not self._keeps_rank(joined, other):
+            return _rank_taken(node.rank, other.label)
         return ""
 
+    def _keeps_rank(self, joined: messages.NodeJoined, other: NodeRecord) -> bool:
+        """Whether a member that reconnects keeps its rank, although a node that is not a member requested it first.
+
+        Otherwise the order in which nodes reach a new coordinator would decide whether the generation continues.
+        """
+        state = self.state
+        if not isinstance(state.phase, Recovering):
+            return False
+        generation = state.generation if joined.node.node_id in state.phase.awaited else joined.generation
+        return generation >= state.generation and generation > other.generation
+
     def _supersede(self, node: messages.NodeInfo, now: float) -> None:
-        """Replace a connected node that has the same name, or the same rank on the same host, as the new one.
+        """Replace a connected node that has the same name or rank as the one that joins, which was not refused.
 
         Workers of the old one may be alive: then the generation ends, and the next waits until they have stopped (C2).
         """
@@ -347,7 +358,10 @@ class CoordinatorMachine(Lifecycle):
         for node_id in state.names.holders(node):
             old = state.nodes.get(node_id) if node_id is not None else None
             if old is not None and old.info.node_id != node.node_id:
-                self._send(events.JoinRefused(_SUPERSEDED_HERE), old.info.node_id)
+                reason = _SUPERSEDED_HERE
+                if _has_rank_elsewhere(old, node):
+                    reason = _rank_taken(node.rank, state.last.labels.get(node.node_id, node.where))
+                self._send(events.JoinRefused(reason), old.info.node_id)
                 state.names.supersede(old.info, old.last_rank)
                 if old.phase is NodePhase.STALE:
                     old.is_superseded = True
@@ -622,3 +636,12 @@ class CoordinatorMachine(Lifecycle):
         # If no member is missing, a worker may have failed without a coordinator; its failure is still to be sent.
         is_whole = is_recorded and not last.lost and not last.is_uncharged
         self._end_generation(EndCause.FAILURE if is_whole else EndCause.LOSS, why, now)
+
+
+def _has_rank_elsewhere(other: NodeRecord, node: messages.NodeInfo) -> bool:
+    """Whether another node, on another host, requests the same rank."""
+    return other.info.rank == node.rank >= 0 and other.info.node_id != node.node_id and other.info.host != node.host
+
+
+def _rank_taken(rank: int, label: str) -> str:
+    return f"this node requests node rank {rank}, which {label} has; give each node its own"

@@ -397,8 +397,7 @@ class Ending(RunPhase):
     C4  Restarts are counted per run and never exceed what the policy granted. A generation that lost or drained a node,
         or ended to admit one, is charged only if the policy says so.
         If the policy does not keep the survivors, the decision takes effect when they have stopped as well.
-    C5  When a generation ends, every connected member is sent the reason, unless it was refused; the first cause is
-        kept for the report.
+    C5  When a generation ends, every connected member is sent the reason; the first cause is kept for the report.
     C9  An operator's restart ends a running generation and is uncharged; a drain makes one node leave. Neither ends a
         run that can continue.
     """

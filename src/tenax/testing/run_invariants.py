@@ -91,7 +91,6 @@ class RunChecker:
         self._keeps_survivors = True  # after the last generation
         self._draining: set[str] = set()
         self._superseded: set[str] = set()  # replaced or refused nodes whose workers may be alive
-        self._refused: set[str] = set()  # those that were refused when they joined
         self._known: dict[str, int] = {}  # the last generation that a node reported or was sent
         self._latest = 0  # the greatest known generation
         self._store = ""  # of that generation
@@ -359,7 +358,6 @@ class RunChecker:
         is_drain = not is_loss or node_id in self._draining
         self._draining.discard(node_id)
         self._superseded.discard(node_id)
-        self._refused.discard(node_id)
         last = self._last
         if last is not None and node_id in last.done:
             last.away.add(node_id)
@@ -412,7 +410,6 @@ class RunChecker:
         self._here[node_id] = joined.node
         self._known[node_id] = self._at_work[node_id] = joined.generation
         self._superseded.add(node_id)
-        self._refused.add(node_id)
         if joined.generation <= self._latest:
             return False
         self._store = joined.store
@@ -565,7 +562,6 @@ class RunChecker:
     def _check_notified(self, last: _Generation, sends: list[Send]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
         members = {each for each in members if self._known[each] == last.number} - last.away
-        members -= self._refused  # this has stopped their workers
         unnotified = members - _notified_of_end(sends, last.number)
         if unnotified:
             raise InvariantBroken(f"C5: generation {last.number} ended, but {_names(unnotified)} were not notified")

@@ -102,25 +102,15 @@ def test_a_node_at_work_under_a_smaller_number_is_waited_for(part: type) -> None
 
 
 def taken_rank(seed: int) -> Setup:
-    """The coordinator dies, whose node had left. Another node takes the rank of a member at work that is cut off."""
-    return Setup(
-        seed=seed,
-        nodes=(
-            *(NodePlan(0), NodePlan(1, rank=0), NodePlan(2, rank=1)),
-            *(NodePlan(0, start_at=5.0), NodePlan(3, rank=1, start_at=10.05)),
-        ),
-        min_nodes=2,
-        max_nodes=2,
-        last_call_s=0.2,
-        seconds=40.0,
-        grace_s=10.0,
-        behaviour=msgspec.structs.replace(NO_FAILURES, ignores_term=0.5),
-        faults=(
-            Fault(1.0, "drain", a=0),
-            Fault(9.9, "partition", a=2, seconds=1.0),
-            Fault(10.0, "kill_coordinator"),
-        ),
+    """As above, but all of these nodes request a rank, so those at work request the ranks of the idle ones."""
+    setup = work_under_a_smaller_number(seed)
+    ranks = {1: 0, 2: 1, 3: 0, 4: 1}  # by host
+    starts = {3: 22.0, 4: 22.0}  # the first coordinator would refuse them
+    nodes = (
+        NodePlan(each.host, starts.get(each.host, each.start_at), rank=ranks.get(each.host, -1)) for each in setup.nodes
     )
+    faults = (*setup.faults, *(Fault(at, "restart_request") for at in (13.0, 15.0)))
+    return msgspec.structs.replace(setup, nodes=tuple(nodes), faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def test_a_node_at_work_that_is_refused_is_waited_for() -> None:

@@ -383,7 +383,8 @@ class Checks:
 
     def _has_grace(self, worker: Worker) -> bool:
         """Return whether this worker is being stopped after a verdict that the endpoint's host has lost."""
-        return self.has_lost_memory and worker.keeper.agent.state.decided is not None
+        decided = worker.keeper.agent.state.decided
+        return self.has_lost_memory and decided is not None and not decided.is_refused
 
     def ended(self, worker: Worker) -> None:
         """A worker does not act any more: it exited, or acknowledged the end of its generation."""
