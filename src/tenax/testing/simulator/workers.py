@@ -61,6 +61,11 @@ class Worker:
         return self.is_alive and not self.is_held
 
     @property
+    def awaits_begin(self) -> bool:
+        """Whether it is a survivor that has not received the begin of its generation."""
+        return self.is_alive and self.is_held and self.began_at is None
+
+    @property
     def counts(self) -> bool:
         """Whether it reports its steps, as some scripts do."""
         return self.began_at is not None and self.global_rank % 2 == 0
@@ -311,10 +316,14 @@ class Keeper:
             self.fail(worker)
 
     def fail(self, worker: Worker) -> None:
-        """Let the worker fail by itself: raise, exit or crash."""
-        if not worker.acts or worker.failed_at is not None or not self._is_reachable:
+        """Let the worker fail by itself: raise, exit or crash. One that waits for the begin can only crash."""
+        can_fail = worker.acts or worker.awaits_begin
+        if not can_fail or worker.failed_at is not None or not self._is_reachable:
             return
         self.cluster.checks.failed(worker)
+        if worker.awaits_begin:
+            self._exit(worker, -_SEGV)
+            return
         rng = self.cluster.rng
         kind = rng.random()
         if kind < 0.5:
