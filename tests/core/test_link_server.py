@@ -1,4 +1,4 @@
-"""The coordinator's side of links: who is authenticated, which link is a node's, and who is lost (V1 to V5)."""
+"""The coordinator's side of links: who is authenticated, which link is a node's, and who is lost (V1 to V6)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from tenax._core import messages
 from tenax._core.coordinator import CoordinatorState, NodeLost, Received, Resumed, RunSettings, Send
-from tenax._core.events import GenerationEnded, JoinRefused
+from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused
 from tenax._core.lease import LeaseTerms
 from tenax._core.link import wire
 from tenax._core.link.server import Close, LinkServer, Output, Peer, Print, SendFrame, Step, Trust, Unlinked
-from tenax._core.model import Failure
+from tenax._core.model import Assignment, Failure
 
 TERMS = LeaseTerms(beat_s=1.0, lease_s=5.0)
 SECRET, NONCE, CHALLENGE = b"secret", b"n" * 16, b"c" * 16
@@ -136,6 +136,18 @@ def test_an_event_goes_to_the_nodes_that_are_linked() -> None:
     ended = GenerationEnded(1, "enough")
     assert links.machine.deliver(Send(("a", "b", "gone"), ended)) == [SendFrame((a, b), wire.Event(ended))]
     assert links.machine.deliver(Send(("gone",), ended)) == []
+
+
+def test_a_node_is_sent_a_generation_only_on_a_link_on_which_it_has_joined() -> None:
+    """The coordinator concludes from the join that the node has not received it (V6)."""
+    links = Links()
+    links.node("a")
+    peer = links.connect()
+    links.prove(peer, "a")
+    formed = GenerationFormed(Assignment(1))
+    assert links.machine.deliver(Send(("a",), formed)) == []
+    links.say(peer, messages.NodeJoined(messages.NodeInfo("a", "host-a")), 0.0)
+    assert links.machine.deliver(Send(("a",), formed)) == [SendFrame((peer,), wire.Event(formed))]
 
 
 # --- lost nodes (V3) --------------------------------------------------------------------------------------------------

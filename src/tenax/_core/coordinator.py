@@ -253,7 +253,8 @@ class CoordinatorMachine(Lifecycle):
                 if joined.is_running:
                     self._await_refused(joined, now)
             elif refused.is_superseded and joined.generation < refused.generation and not joined.is_running:
-                # It has not received its assignment, and will not. Its agent may stay, to host the coordinator.
+                # It has not received its assignment, and will not: links do not let it cross a join (V6 there).
+                # Its agent may stay, to host the coordinator.
                 self._on_gone(node.node_id, SUPERSEDED, now, is_loss=True)
             return
         self._supersede(node, now)

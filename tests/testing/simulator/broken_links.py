@@ -224,6 +224,14 @@ class AnswersUnheardBeats(LinkServer):
         return found
 
 
+class SendsBeforeTheJoin(LinkServer):
+    """Sends a generation that crosses the join, from which the coordinator concludes that it was not received."""
+
+    def _bind(self, peer, node_id):
+        peer.has_joined = True
+        return super()._bind(peer, node_id)
+
+
 # For each mistake a seed that finds it, and the property that breaks. If a change of the machines changes the history
 # of a seed, ``./dev mistakes`` finds another.
 MISTAKES: dict[type, tuple[int, str]] = {
@@ -250,4 +258,5 @@ MISTAKES: dict[type, tuple[int, str]] = {
     BlamesNodesForItsPauses: (1193, "S1"),
     DatesMessagesOnSending: (40, "S8"),
     AnswersUnheardBeats: (56, "S1"),
+    SendsBeforeTheJoin: (233153662446, "S1"),
 }

@@ -12,6 +12,8 @@ V3  A node is lost when its link is closed in good order (FIN: nothing that its 
 V4  Time during which this process did not run is not counted as silence. After a long pause every node gets a full
     lease and the coordinator's deadlines a full period: see decision 0042.
 V5  ``sent_at`` of a message is corrected by the fastest recent beat, so that its delay does not matter.
+V6  A node is sent a generation only on a link on which it has joined. So no generation crosses a join, and a join
+    without the node's last generation proves that the node has not received that one. The coordinator sends it again.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import msgspec
 from tenax._core.admission import Admission, peer_group
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
 from tenax._core.coordinator import AnyCoordinatorEvent, CancelRequested, NodeLost, Over, Received, Resumed
-from tenax._core.events import RunEnded
+from tenax._core.events import GenerationFormed, RunEnded
 from tenax._core.link import wire
 from tenax._core.messages import (
     MAX_HOST_ADDRESSES,
@@ -332,6 +334,8 @@ class LinkServer:
         """Send an event of the coordinator to nodes. Those without a link get their state when they reconnect."""
         is_end, known = isinstance(send.event, RunEnded), self._state().nodes
         peers = tuple(self.nodes[node_id] for node_id in send.to if node_id in self.nodes)
+        if isinstance(send.event, GenerationFormed):
+            peers = tuple(peer for peer in peers if peer.has_joined)  # V6
         for peer in peers:
             # A refused node may have to stop its workers; it reports them when it joins.
             peer.is_leaving |= is_end or (peer.has_joined and peer.node_id not in known)
