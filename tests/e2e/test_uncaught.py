@@ -47,14 +47,17 @@ def test_a_worker_that_raised_and_does_not_exit_is_not_waited_for_the_whole_grac
         from worker_kit import RANK
 
         if RANK == 1:
+            open("ready").close()  # waits until the other one opens it
             os.kill(os.getpid(), signal.SIGKILL)
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())
         atexit.register(threading.Event().wait)
+        open("ready", "w").close()
         stopped.wait()
         raise ConnectionError("the peer went away")
         """
     )
+    os.mkfifo(runner.home / "ready")
     done = runner.run("--nproc-per-node", "2", "--log-dir", "logs", script)
     assert done.code == 128 + signal.SIGKILL
     assert "killing all remaining processes: rank 0 raised an exception and did not exit within 2 s" in done.err

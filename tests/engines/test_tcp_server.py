@@ -271,8 +271,11 @@ def test_a_refused_node_with_workers_is_awaited_after_a_reset_until_its_lease_ex
     """Its workers run until its keeper kills them."""
     with (
         run_server(terms=LeaseTerms(0.1, 1.0), opened=Opened(5.0, generation=1)) as server,
-        server.member("first", rank=1),
+        server.client("first") as first,
     ):
+        first.greet()
+        first.send_message(NodeJoined(first.info(rank=1), 1, is_running=True, group_world_size=2))
+        assert server.until_event(Received, node_id="first")
         refused = server.client("refused")
         refused.greet()
         refused.send_message(NodeJoined(refused.info(rank=1), 1, is_running=True, group_world_size=1))
