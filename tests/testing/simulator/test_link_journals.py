@@ -14,6 +14,7 @@ from tenax._core.link import wire
 from tenax._core.link.client import LinkClient
 from tenax._core.link.recording import Call, Quiet, Recorder
 from tenax._core.link.server import LinkServer, Peer
+from tenax._core.messages import NodeInfo
 from tenax.testing.link_replay import LinkReplay
 from tenax.testing.simulator import NodePlan, Setup, simulate
 from tenax.testing.simulator.cluster import Parts
@@ -136,3 +137,19 @@ def test_unauthenticated_peers_leave_no_line() -> None:
             server.received(peer, wire.Proof(b"wrong"), now)
     recorder.flush()
     assert len(journals.lines[node_id]) == before
+
+
+def test_one_flush_is_planned_at_a_time() -> None:
+    """However many calls are pending: many planned ones would write everything at once, and the agent would stall."""
+    written: list[Call | Quiet] = []
+    planned: list[bool] = []
+    recorder = Recorder(written.append, lambda: 0.0, b"key", planned.append)
+    machine = recorder.create(LinkClient, NodeInfo("n1", "host"), "run", LeaseTerms(), 0.0)
+    for _ in range(12_000):
+        machine.connecting(0.0)
+    assert planned == [True]
+    oldest = len(written)
+    assert oldest == 2001, "more than 10,000 are not kept in memory"
+    recorder.flush(50)
+    assert planned == [True, False]
+    assert len(written) == oldest + 50

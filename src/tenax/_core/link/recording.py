@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import zlib
 from binascii import b2a_base64
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -200,7 +201,8 @@ class Recorder(Plain):
         self._plan = plan
         self._machines: dict[str, Any] = {}
         self._is_inside = False
-        self._pending: list[_Pending | Quiet] = []
+        self._pending: deque[_Pending | Quiet] = deque()
+        self._is_planned = False
         self._unproven: dict[server.Peer, tuple[int, list[_Pending]]] = {}  # with their numbers, in order of opening
         self._progress: dict[str, _Pending] = {}  # the last one of each node
         self._quiet: set[str] = set()  # machines with calls that are not recorded
@@ -344,23 +346,28 @@ class Recorder(Plain):
 
     def _add(self, call: _Pending) -> None:
         self._pending.append(call)
-        if len(self._pending) == 1:
+        if not self._is_planned:
+            self._is_planned = True
             self._plan(True)
-        if len(self._pending) >= _MAX_PENDING:
-            self.flush(1)
+        if len(self._pending) > _MAX_PENDING:
+            self._write_next(1)
 
     def flush(self, limit: int = 0) -> None:
         """Write the calls that are pending, at most ``limit``: the others later, so that nothing waits for long."""
-        pending = self._pending
-        written, self._pending = (pending[:limit], pending[limit:]) if limit else (pending, [])
-        for each in written:
-            self._write(self._line(each) if isinstance(each, _Pending) else self._quiet_line(each))
-        self._digests.clear()
+        self._is_planned = False
+        self._write_next(limit or len(self._pending))
         if self._pending:
+            self._is_planned = True
             self._plan(False)
             return
         known = self._machines["server"].peers if "server" in self._machines else {}
         self.peers = {peer: number for peer, number in self.peers.items() if peer in known}
+
+    def _write_next(self, count: int) -> None:
+        written = [self._pending.popleft() for _ in range(min(count, len(self._pending)))]
+        for each in written:
+            self._write(self._line(each) if isinstance(each, _Pending) else self._quiet_line(each))
+        self._digests.clear()
 
     def _quiet_line(self, quiet: Quiet) -> Quiet:
         if quiet.machine != "server":
