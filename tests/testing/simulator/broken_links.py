@@ -258,5 +258,4 @@ MISTAKES: dict[type, tuple[int, str]] = {
     BlamesNodesForItsPauses: (1193, "S1"),
     DatesMessagesOnSending: (40, "S8"),
     AnswersUnheardBeats: (56, "S1"),
-    SendsBeforeTheJoin: (233153662446, "S1"),
 }
