@@ -91,13 +91,16 @@ class Family:
 
 
 def slow_module(runner: Runner) -> None:
-    """Write slow_kit.py: its import notes ``importing``, and waits for ``go_on``. It reads no variable of a worker."""
+    """Write slow_kit.py: its import notes ``importing``, and waits for ``go_on``. It reads no variable of a worker,
+    and several processes may import it at once.
+    """
     runner.script(
         f"""
         import os, time
-        with open("{runner.notes}/draft", "w") as file:
+        draft = "{runner.notes}/draft.%d" % os.getpid()
+        with open(draft, "w") as file:
             file.write(str(os.getpid()))
-        os.rename("{runner.notes}/draft", "{runner.notes}/importing.0.0")
+        os.rename(draft, "{runner.notes}/importing.0.0")
         while not os.path.exists("{runner.notes}/go_on.0.0"):
             time.sleep(0.005)
         """,
