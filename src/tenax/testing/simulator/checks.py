@@ -123,6 +123,7 @@ class Checks:
                 part = send.event.assignment
                 if all(each.generation != part.generation for each in server.formed.values()):
                     server.formed, server.formed_at = {}, self.cluster.schedule.now
+                    server.known_when_formed = server.known_generation
                 server.formed.update(dict.fromkeys(send.to, part))
         if not self.cluster.setup.has_etcd:
             self.sent(server, step.sends)
@@ -189,11 +190,11 @@ class Checks:
 
     def _check_number(self, server: Server, formation: Formation) -> None:
         highest = max((each.number for each in self.formations[self._floor :]), default=0)
-        if formation.number <= server.known_generation:
+        if formation.number <= server.known_when_formed:
             raise PropertyBroken(
-                "S10", f"{formation} is formed, but generation {server.known_generation} was already known"
+                "S10", f"{formation} is formed, but generation {server.known_when_formed} was already known"
             )
-        server.known_generation = formation.number
+        server.known_generation = max(server.known_generation, formation.number)
         if formation.number > highest:
             return
         what = f"{formation} is formed after generation {highest}"

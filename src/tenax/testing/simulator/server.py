@@ -77,6 +77,7 @@ class Server:
         self.known_restarts = opened.restarts_used
         self.formed: dict[str, Assignment] = {}  # the last generation that was formed, perhaps not sent yet
         self.formed_at = 0.0
+        self.known_when_formed = 0
         # Recorded ones were checked when the earlier coordinator named them, with the errors of its clock.
         self.causes_seen = len(opened.record.earlier) if opened.record is not None else 0
         self.sends_left = -1  # the process dies after this many messages; negative: never
