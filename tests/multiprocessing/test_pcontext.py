@@ -351,6 +351,36 @@ def test_a_signal_raises_an_exception_so_that_processes_can_be_stopped(tmp_path:
     assert (tmp_path / "saved").read_text() == "saved\n"
 
 
+_INTERRUPTED = """
+import signal
+from tenax.multiprocessing import DefaultLogsSpecs, start_processes
+
+def interrupt(*_):
+    raise InterruptedError
+
+context = start_processes("job", "/bin/sleep", {0: ("60",)}, {0: {}}, DefaultLogsSpecs("logs"))
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(2000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001)
+        while True:
+            context.wait(0)
+    except InterruptedError:
+        pass
+context.close()
+print("closed")
+"""
+
+
+def test_a_signal_handler_may_raise_at_any_moment_of_a_wait(tmp_path: Path) -> None:
+    """No lock stays locked: the processes can still be stopped."""
+    job = subprocess.Popen([sys.executable, "-c", _INTERRUPTED], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    try:
+        assert job.communicate(timeout=TIMEOUT_S)[0] == "closed\n"
+    finally:
+        job.kill()
+
+
 _HANDLED = """
 import os, signal
 from tenax.multiprocessing import DefaultLogsSpecs, start_processes

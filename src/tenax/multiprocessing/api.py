@@ -151,8 +151,7 @@ class PContext(ABC):
         self._outcome: RunProcsResult | None = None
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()
-        self._is_ended = False
+        self._started, self._ended = _Latch(), _Latch()
         self._signals = ExitStack()  # restores the program's signal handlers
 
     def _all_prefixes(self, prefixes: dict[int, str] | None) -> dict[int, str] | None:
@@ -192,7 +191,7 @@ class PContext(ABC):
 
     def start(self) -> None:
         """Start all processes. Returns when each has started or failed to start."""
-        if self._thread is not None or self._is_ended:
+        if self._thread is not None or self._ended.is_open:
             raise RuntimeError(f"the processes {self.name!r} were already started; create a new context")
         # Before there is a process that a signal could orphan.
         self._signals.enter_context(signals_as_exceptions(parse_signals(DEFAULT_SIGNALS), only_defaults=True))
@@ -229,8 +228,7 @@ class PContext(ABC):
                 self.scopes.close()
             loop.close()
             raise
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_ended or self._are_all_started())
+        self._started.wait()
         if self._broken is not None:
             raise self._broken
 
@@ -238,9 +236,10 @@ class PContext(ABC):
         if threading.current_thread() is threading.main_thread():  # only there handlers can be set
             self._signals.close()
 
-    def _are_all_started(self) -> bool:
+    def _note_progress(self) -> None:
         workers = self._machine.state.workers if self._machine is not None else {}
-        return bool(workers) and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values())
+        if workers and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values()):
+            self._started.open()
 
     def _entrypoint_name(self) -> str:
         if isinstance(self.entrypoint, str):
@@ -252,13 +251,12 @@ class PContext(ABC):
 
         A negative ``timeout`` waits without limit; 0 does not wait.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_ended, None if timeout < 0 else timeout)
-            if self._is_ended:
-                self._restore_signals()
-            if self._broken is not None:
-                raise self._broken
-            return self._outcome
+        self._ended.wait(-1 if timeout < 0 else timeout)
+        if self._ended.is_open:
+            self._restore_signals()
+        if self._broken is not None:
+            raise self._broken
+        return self._outcome
 
     def pids(self) -> dict[int, int]:
         """Return the pids by local rank."""
@@ -274,9 +272,9 @@ class PContext(ABC):
         """Stop all processes: signal, grace period, SIGKILL. Returns when none is left, or the rest is stuck."""
         if self._thread is None:
             return
-        with self._changed:
-            if self._loop is not None:
-                self._loop.post_from_anywhere(SignalReceived(int(death_sig or signal.SIGTERM), timeout))
+        loop, stop = self._loop, SignalReceived(int(death_sig or signal.SIGTERM), timeout)
+        if loop is not None:
+            loop.soon(lambda: loop.post(stop))
         self._thread.join()
         self._restore_signals()
 
@@ -292,12 +290,10 @@ class PContext(ABC):
         except BaseException as error:
             self._broken = error
         finally:
-            with self._changed:
-                if self._loop is not None:
-                    self._loop.close()
-                    self._loop = None
-                self._is_ended = True
-                self._changed.notify_all()
+            if self._loop is not None:
+                self._loop.close()
+            self._ended.open()
+            self._started.open()
 
     def _to_result(self, verdict: Verdict, return_values: dict[int, Any]) -> RunProcsResult:
         result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
@@ -321,6 +317,27 @@ class PContext(ABC):
         return result
 
 
+class _Latch:
+    """Is opened once. An exception that a signal handler raises during ``wait`` leaves no lock behind.
+
+    It may do so in a ``threading.Condition``, which acquires its lock in Python code.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        if not self.is_open:
+            self.is_open = True
+            self._lock.release()
+
+    def wait(self, timeout: float = -1) -> None:
+        if not self.is_open and self._lock.acquire(timeout=timeout):
+            self._lock.release()  # for another thread that waits
+
+
 class _Surroundings(Surroundings):
     def __init__(self, context: PContext, placements: Placements) -> None:
         self._context = context
@@ -333,8 +350,7 @@ class _Surroundings(Surroundings):
         return self._placements.bind(local_rank, launch)
 
     def observe(self, *_: object) -> None:
-        with self._context._changed:
-            self._context._changed.notify_all()
+        self._context._note_progress()
 
 
 class MultiprocessContext(PContext):
