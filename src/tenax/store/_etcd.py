@@ -351,8 +351,8 @@ class EtcdStore(Store):
     def _writer(self) -> EtcdWriter:
         """The writer of this process: a forked process gets its own."""
         if self._process != os.getpid():
-            self._process = os.getpid()
             self._own_writer = self._new_writer()
+            self._process = os.getpid()  # last: from now on, other threads take this writer
         return self._own_writer
 
     def _new_writer(self) -> EtcdWriter:
