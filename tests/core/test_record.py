@@ -101,6 +101,34 @@ def test_a_member_keeps_its_rank_if_a_new_node_requested_it_first(*, is_at_work:
     assert successor.phase.awaited == {"b": "host-b"}
 
 
+@pytest.mark.parametrize("has_succeeded", [True, False], ids=["succeeded", "running"])
+def test_nodes_of_an_earlier_run_do_not_decide_about_this_one(*, has_succeeded: bool) -> None:
+    """All its hosts were cut off until its record had expired, and other nodes began the run anew."""
+    successor = Successor(record("ab"))
+    for rank, name in enumerate(("old-0", "old-1")):
+        node = messages.NodeInfo(name, name, min_nodes=2, max_nodes=3)
+        old = {"is_running": not has_succeeded, "has_succeeded": has_succeeded, "group_rank": rank}
+        joined = messages.NodeJoined(node, 5, group_world_size=2, store="old:1", **old)
+        successor.step(run.Received(name, joined), 1.0)
+        over = events.GenerationEnded(5, "the other nodes continued without this node", stops=True)
+        assert successor.sent == [((name,), over)]
+        successor.step(run.Received(name, messages.NodeReady(5, "store", 2)), 1.1)
+    assert isinstance(successor.phase, run.Recovering)
+    assert successor.phase.awaited == {"a": "host-a", "b": "host-b"}
+    for name in "ab":
+        successor.step(run.Received(name, at_work(name)), 2.0)
+    assert (type(successor.phase), successor.machine.state.generation) == (run.Ending, 1), "it ends to admit another"
+    for name in "ab":
+        successor.step(run.Received(name, messages.NodeReady(1, "store", 3)), 3.0)
+    assert (type(successor.phase), successor.machine.state.generation) == (run.Running, 6)
+
+
+def at_work(name: str) -> messages.NodeJoined:
+    node = messages.NodeInfo(name, name, min_nodes=2, max_nodes=3)
+    rank = "ab".index(name)
+    return messages.NodeJoined(node, 1, is_running=True, group_rank=rank, group_world_size=2, store=STORE)
+
+
 def test_a_missing_member_is_awaited_from_the_first_return_on() -> None:
     successor = Successor(record())
     successor.join("a", now=100.0)

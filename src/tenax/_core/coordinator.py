@@ -180,7 +180,7 @@ class CoordinatorMachine(Lifecycle):
             case _ if self._is_over():
                 return True
             case messages.NodeReady(generation):
-                return not record.generation <= generation <= state.generation
+                return not record.generation <= generation <= max(state.generation, record.generation)
             case _:
                 is_current = message.generation == state.generation == record.generation
                 return not is_current or not state.last.has(record.info.node_id)
@@ -267,9 +267,9 @@ class CoordinatorMachine(Lifecycle):
             state.names.claim(node)
             record.last_rank = state.names.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
-        joined = self._drop_colliding_generation(joined, now)
-        if joined.generation > state.generation:
+        if joined.generation > max(state.generation, record.generation):
             self._on_greater_generation(joined, now)
+        joined = self._drop_other_generation(record, joined, now)
         is_behind = joined.generation < record.generation
         record.generation = max(record.generation, joined.generation)
         if isinstance(state.phase, Recovering) and joined.generation == state.generation > 0:
@@ -299,20 +299,24 @@ class CoordinatorMachine(Lifecycle):
             self._on_greater_generation(joined, now)
         self._await_stale(record, now)
 
-    def _drop_colliding_generation(self, joined: messages.NodeJoined, now: float) -> messages.NodeJoined:
-        """Treat a member of another generation with the current number as new.
+    def _drop_other_generation(
+        self, record: NodeRecord, joined: messages.NodeJoined, now: float
+    ) -> messages.NodeJoined:
+        """Treat a node as new whose generation is not of this run: it has the current number, or a greater one.
 
         Numbers repeat after the state of all coordinators was lost once.
         """
         state = self.state
-        is_other = joined.generation == state.generation > 0 and joined.store != state.store
-        if not is_other or not joined.store or not state.store:
+        is_same = joined.store == state.store or not joined.store or not state.store
+        if joined.generation < state.generation or (joined.generation == state.generation and is_same):
             return joined
         if joined.is_running or joined.has_succeeded:
             over = events.GenerationEnded(joined.generation, _LEFT_BEHIND, stops=True)
             self._send(over, joined.node.node_id)
         if joined.is_running:
-            self._await_stale(state.nodes[joined.node.node_id], now)
+            self._await_stale(record, now)
+        if joined.generation > state.generation:
+            record.generation = joined.generation  # the number of the next one is greater
         return messages.NodeJoined(joined.node)
 
     def _send_verdict(self, joined: messages.NodeJoined, now: float) -> None:
@@ -348,6 +352,8 @@ class CoordinatorMachine(Lifecycle):
         if not isinstance(state.phase, Recovering):
             return False
         generation = state.generation if joined.node.node_id in state.phase.awaited else joined.generation
+        if generation > state.generation and isinstance(state.phase.source, Recorded):
+            return False  # it is a member of an earlier run
         return generation >= state.generation and generation > other.generation
 
     def _supersede(self, node: messages.NodeInfo, now: float) -> None:
@@ -388,8 +394,10 @@ class CoordinatorMachine(Lifecycle):
         match state.phase:
             case Running():
                 self._end_generation(EndCause.LOSS, "a node of an earlier coordinator reconnected", now)
+            case Recovering(source=Recorded()):
+                return  # of an earlier run with this id: those of this run were recorded before a node was sent them
             case Recovering() as recovering:
-                self._discard_members(recovering, now)
+                self._discard_members(recovering)
             case Ending():
                 last.is_uncharged = True  # later messages of its members are about an older generation and ignored (C8)
             case Gathering() | Paused() | Over():
@@ -514,11 +522,9 @@ class CoordinatorMachine(Lifecycle):
         phase.deadlines[RunDeadline.RECOVER] = now + seconds
         phase.period_s = seconds
 
-    def _discard_members(self, phase: Recovering, now: float) -> None:
+    def _discard_members(self, phase: Recovering) -> None:
         """Drop the members found so far, because a later generation exists."""
         state, last = self.state, self.state.last
-        if isinstance(phase.source, Recorded):
-            self._recover_within(phase, phase.source.recover_s, now)
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = [each for each in last.members if each in state.nodes and state.nodes[each].phase in at_work]
         for node_id in members:

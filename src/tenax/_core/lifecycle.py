@@ -167,7 +167,7 @@ class Lifecycle:
             unstarted=set(members),
         )
         state.phase = Running(HangWatch(moved_at=now))
-        state.generation += 1
+        state.generation = 1 + max(state.generation, *(record.generation for record in state.nodes.values()))
         state.store = f"{first.offer.store_addr}:{first.offer.store_port}"
         state.ledger.formed(state.generation, state.next_why, len(members), last.world_size, now)
         for record in state.nodes.values():

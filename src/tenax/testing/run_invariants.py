@@ -168,7 +168,7 @@ class RunChecker:
         if node_id not in self._here:
             return True
         if isinstance(message, messages.NodeReady):
-            return not self._known[node_id] <= message.generation <= self._latest
+            return not self._known[node_id] <= message.generation <= max(self._latest, self._known[node_id])
         if isinstance(message, messages.NodeLeft) or self._is_current(node_id, message.generation):
             return False
         has_stopped = isinstance(message, messages.NodeStopped | messages.NodeSucceeded)
@@ -383,12 +383,15 @@ class RunChecker:
                 must_end.append(self._go(node_id, is_loss=True))  # it has not received its assignment
             return any(must_end)
         self._here[node_id] = joined.node
-        if joined.generation == self._latest and joined.store and self._store and joined.store != self._store:
+        is_unrecorded = self._is_unrecorded(joined)
+        is_same = joined.store == self._store or not joined.store or not self._store
+        if is_unrecorded or (joined.generation == self._latest and not is_same):
             if joined.is_running or joined.has_succeeded:
                 self._check_notified_node(node_id, joined.generation, sends)
             if joined.is_running and node_id not in self._clear:
                 self._at_work[node_id] = joined.generation
-            joined = messages.NodeJoined(joined.node)  # another generation with the same number
+            self._known[node_id] = joined.generation if is_unrecorded else self._known.get(node_id, 0)
+            joined = messages.NodeJoined(joined.node)
         self._known[node_id] = max(self._known.get(node_id, 0), joined.generation)
         if joined.generation > self._latest:
             must_end.append(self._follow_later_generation(joined.generation, sends))
@@ -404,13 +407,20 @@ class RunChecker:
             self._check_behind(joined, sends)
         return any(must_end)
 
+    def _is_unrecorded(self, joined: messages.NodeJoined) -> bool:
+        """Whether the node's generation is of an earlier run with this id: it is not recorded, and has a number."""
+        if self._known.get(joined.node.node_id, 0) >= joined.generation > self._latest:
+            return True
+        is_recorded = self._phase is run.Recovering and self._last is not None and self._last.is_recorded
+        return is_recorded and joined.generation > self._latest
+
     def _await_refused(self, joined: messages.NodeJoined, sends: list[Send]) -> bool:
         """Follow a refused node, which is awaited until its workers have stopped."""
-        node_id = joined.node.node_id
+        node_id, is_unrecorded = joined.node.node_id, self._is_unrecorded(joined)
         self._here[node_id] = joined.node
         self._known[node_id] = self._at_work[node_id] = joined.generation
         self._superseded.add(node_id)
-        if joined.generation <= self._latest:
+        if joined.generation <= self._latest or is_unrecorded:
             return False
         self._store = joined.store
         return self._follow_later_generation(joined.generation, sends)
@@ -633,9 +643,9 @@ class RunChecker:
         if not parts:
             return
         numbers = {part.generation for part in parts.values()}
-        number = max(numbers)
-        if len(numbers) > 1 or number <= self._latest:
-            raise InvariantBroken(f"C1: generations {sorted(numbers)} were formed after {self._latest}")
+        number, greatest = max(numbers), max(self._latest, *(self._known[node_id] for node_id in parts))
+        if len(numbers) > 1 or number <= greatest:
+            raise InvariantBroken(f"C1: generations {sorted(numbers)} were formed after {greatest}")
         if not self._settings.min_nodes <= len(parts) <= self._settings.max_nodes:
             raise InvariantBroken(f"C1: generation {number} was formed of {len(parts)} nodes")
         if self._last is not None and not self._last.is_counted:

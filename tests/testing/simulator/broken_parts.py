@@ -15,6 +15,7 @@ from tenax._core.link.client import LinkClient
 from tenax._core.link.server import LinkServer
 from tenax._core.model import failure_began_at
 from tenax._core.policy import GiveUp, Restart
+from tenax._core.run_state import Unrecorded
 from tenax.testing.simulator import Parts
 
 
@@ -75,8 +76,13 @@ class ForgetsEarlierGenerations(CoordinatorMachine):
     def _on_opened(self, opened, now: float) -> None:
         super()._on_opened(msgspec.structs.replace(opened, generation=0, store=""), now)
 
-    def _on_greater_generation(self, generation: int, now: float) -> None:
+    def _on_greater_generation(self, joined, now: float) -> None:
         pass
+
+    def _form(self, now: float) -> None:
+        for record in self.state.nodes.values():
+            record.generation = min(record.generation, self.state.generation)
+        super()._form(now)
 
 
 class AssignsARankTwice(CoordinatorMachine):
@@ -184,8 +190,9 @@ class ForgetsWhyAGenerationEnded(CoordinatorMachine):
 
 
 class ConfusesGenerationsOfOneNumber(CoordinatorMachine):
-    def _drop_colliding_generation(self, joined, now: float):
-        return joined
+    def _drop_other_generation(self, record, joined, now: float):
+        is_current = joined.generation == self.state.generation
+        return joined if is_current else super()._drop_other_generation(record, joined, now)
 
 
 class DoesNotWaitForStaleNodes(CoordinatorMachine):
@@ -204,7 +211,7 @@ class DoesNotWaitForRefusedNodes(CoordinatorMachine):
 class EndsRecoveryEarly(CoordinatorMachine):
     def _on_greater_generation(self, joined, now: float) -> None:
         super()._on_greater_generation(joined, now)
-        if isinstance(self.state.phase, Recovering):
+        if isinstance(self.state.phase, Recovering) and isinstance(self.state.phase.source, Unrecorded):
             self.state.phase.source.is_renumbered = False
 
 

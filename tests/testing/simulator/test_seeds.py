@@ -42,3 +42,4 @@ def test_a_bug_that_was_found_stays_fixed(seed: int, engine: str) -> None:
     assert simulate_seed(seed, engine, survivors=False) == ""
     if engine == "etcd":  # if it was found with a drawn engine, the faults of etcd are others
         assert simulate_seed(seed, engine="") == ""
+        assert simulate_seed(seed, engine="", survivors=True) == ""

@@ -133,7 +133,9 @@ class Server:
             self._note(f"{describe(event)} -> {answers} [{phases}]")
         match event:
             case Received(node_id, messages.NodeJoined() as joined) if node_id in self.state.nodes:  # not refused
-                self.known_generation = max(self.known_generation, joined.generation)
+                # With etcd, a greater number than that of the record may be of an earlier run.
+                number = min(joined.generation, self.state.generation) if self.term else joined.generation
+                self.known_generation = max(self.known_generation, number)
                 self.known_restarts = max(self.known_restarts, joined.restarts_used)
         self.cluster.checks.stepped(self, event, step, now)
         self._write_note()
