@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -238,6 +239,23 @@ def test_the_last_lines_of_a_dead_agents_worker_are_kept(harness: Harness, tmp_p
         harness.close(console)
     assert read(tmp_path / "log") == b"last"
     assert reader.all() == b"P:last\n"
+
+
+def test_the_last_lines_are_kept_if_the_agent_dies_before_it_gets_an_answer(harness: Harness, tmp_path: Path) -> None:
+    """Then the log writer learns of the death from a failed answer, and not from the end of its channel."""
+    _, console = harness.pipe()
+    with harness.log_writer(console, console) as writer:
+        end = writer.open_stream("w", path=str(tmp_path / "log"))
+        tail_now(writer, [])
+        os.kill(writer.pid, signal.SIGSTOP)
+        os.write(end, b"the last line\n")
+        os.close(end)
+        writer.tail([], lambda _: None)
+        with socket.socket(fileno=os.dup(writer.fileno())) as channel:
+            channel.shutdown(socket.SHUT_RD)
+        os.kill(writer.pid, signal.SIGCONT)
+        assert is_gone(writer.pid, 10)
+        assert read(tmp_path / "log") == b"the last line\n"
 
 
 def test_a_hanging_disk_blocks_no_worker(harness: Harness, tmp_path: Path) -> None:
