@@ -87,9 +87,11 @@ class Harness:
         return ends
 
     @contextmanager
-    def log_writer(self, out: int, err: int, **settings: float) -> Iterator[LogWriter]:
+    def log_writer(
+        self, out: int, err: int, kind: type[LogWriter] = LogWriter, **settings: float
+    ) -> Iterator[LogWriter]:
         """Start a log writer with this console; close both descriptors at the end, so that a reader sees the end."""
-        writer = LogWriter(**settings)  # type: ignore[arg-type]
+        writer = kind(**settings)  # type: ignore[arg-type]
         self._writers.append(writer)
         with standard_streams(out, err):
             writer.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,6 +145,35 @@ def test_a_log_writer_killed_during_finish_is_replaced(harness: Harness, tmp_pat
     assert read(tmp_path / "log") == b"the last line\n"
 
 
+class DiesAtTheSecondStart(LogWriter):
+    """Its second process dies before it gets all that the first one had."""
+
+    starts = 0
+
+    def start(self) -> None:
+        super().start()
+        self.starts += 1
+        if self.starts == 2:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_log_writer_that_dies_while_it_is_restarted_gets_each_stream_once(harness: Harness, tmp_path: Path) -> None:
+    """Two streams with one pipe would each get a part of the output."""
+    _, console = harness.pipe()
+    with harness.log_writer(console, console, kind=DiesAtTheSecondStart) as writer:
+        ends = [writer.open_stream(key, path=str(tmp_path / str(key))) for key in range(2)]
+        tail_now(writer, [])
+        os.kill(writer.pid, signal.SIGKILL)
+        assert writer.wait_for(lambda: writer.starts == 3, 10)  # type: ignore[attr-defined]
+        for key, end in enumerate(ends):
+            os.write(end, b"line\n")
+            log = tmp_path / str(key)
+            wait_until(lambda: log.exists() and read(log) == b"line\n")  # noqa: B023 - called at once
+            assert tail_now(writer, [key]) == {key: b"line\n"}
+            os.close(end)
+
+
 def test_a_log_writer_that_dies_repeatedly_is_given_up(harness: Harness) -> None:
     """The agent gets an error instead of an endless series of processes."""
     _, console = harness.pipe()
@@ -238,6 +268,23 @@ def test_the_last_lines_of_a_dead_agents_worker_are_kept(harness: Harness, tmp_p
         harness.close(console)
     assert read(tmp_path / "log") == b"last"
     assert reader.all() == b"P:last\n"
+
+
+def test_the_last_lines_are_kept_if_the_agent_dies_before_it_gets_an_answer(harness: Harness, tmp_path: Path) -> None:
+    """Then the log writer learns of the death from a failed answer, and not from the end of its channel."""
+    _, console = harness.pipe()
+    with harness.log_writer(console, console) as writer:
+        end = writer.open_stream("w", path=str(tmp_path / "log"))
+        tail_now(writer, [])
+        os.kill(writer.pid, signal.SIGSTOP)
+        os.write(end, b"the last line\n")
+        os.close(end)
+        writer.tail([], lambda _: None)
+        with socket.socket(fileno=os.dup(writer.fileno())) as channel:
+            channel.shutdown(socket.SHUT_RD)
+        os.kill(writer.pid, signal.SIGCONT)
+        assert is_gone(writer.pid, 10)
+        assert read(tmp_path / "log") == b"the last line\n"
 
 
 def test_a_hanging_disk_blocks_no_worker(harness: Harness, tmp_path: Path) -> None:

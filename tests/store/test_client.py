@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -204,8 +205,14 @@ def test_threads_share_a_store_with_one_call_at_a_time() -> None:
             thread.join(TIMEOUT_S)
         assert store.get("n") == b"400"
         store.set_timeout(0.05)
-        with store._mutex, pytest.raises(StoreTimeoutError, match="clone the store for each thread"):
-            store.add("n", 1)
+
+        def call_in_a_thread() -> BaseException | None:
+            with ThreadPoolExecutor() as pool:
+                return pool.submit(store.add, "n", 1).exception()
+
+        error = store._mutex.run(call_in_a_thread)
+        assert isinstance(error, StoreTimeoutError)
+        assert "clone the store for each thread" in str(error)
 
 
 def test_closing_a_store_ends_the_wait_of_another_thread() -> None:

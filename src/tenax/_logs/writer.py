@@ -296,23 +296,27 @@ class LogWriter(HelperHandle):
                 f"the log writer died {self._restarts} times{self._why_it_died()}; "
                 "check the limits on processes and memory (ulimit -u, the container's limits)"
             )
-        self.start()
-        for number, descriptor in self._consoles.items():
-            self._send(("console", number), [descriptor])
-        for read_end, message in self._streams.values():
-            self._send((*message, True), [read_end])
-        self._send(self._live)
+        restarts = self._restarts
         what = f"the log writer died{self._why_it_died()} and was restarted"
-        self._send(("print", f"tenax: {what}; lines that it held in memory are lost", False))
+        messages = [
+            *((("console", number), [descriptor]) for number, descriptor in self._consoles.items()),
+            *(((*message, True), [read_end]) for read_end, message in self._streams.values()),
+            (self._live, []),
+            (("print", f"tenax: {what}; lines that it held in memory are lost", False), []),
+        ]
+        self.start()
+        for message, descriptors in messages:
+            if self._restarts == restarts:  # otherwise it has died again, and that restart has sent everything
+                self._send(message, descriptors)
         for number, (message, _) in list(self._requests.items()):
-            if number not in self._requests:
-                continue  # answered by a nested restart
+            if self._restarts != restarts:
+                return
             if message[0] == "query" and number in self._resent:  # this query may be what kills it
                 self._answer(number, {"error": "the log writer died during this query"})
             else:
                 self._resent.add(number)
                 self._send(message)
-        if self._finish_message is not None:
+        if self._finish_message is not None and self._restarts == restarts:
             self._send(self._finish_message)
 
     def _why_it_died(self) -> str:

@@ -375,8 +375,9 @@ class LogWriterProcess:
             self._channel.flush()
             for message, descriptors in self._channel.receive():
                 self._on_message(message, descriptors)
-            writes = select.POLLOUT if self._channel.wants_to_write else 0
-            self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
+            if self._orphaned_at is None:  # an answer did not fail
+                writes = select.POLLOUT if self._channel.wants_to_write else 0
+                self._poll.modify(self._channel.fileno(), select.POLLIN | writes)
         except ChannelClosed:
             self._on_orphaned()
 

@@ -201,8 +201,9 @@ class WarmPool:
         return {*self._standbys, self._pid} - {0}
 
     def members(self) -> set[int]:
-        """Return the same with the descendants of the template."""
-        return self.children().union(descendants(self._pid) if self._pid else ())
+        """Return the same with their descendants: a setup function may start processes."""
+        found = self.children()
+        return found.union(*map(descendants, found))
 
     # --- the template ---------------------------------------------------------------------------------------------
 

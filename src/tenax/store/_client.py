@@ -14,7 +14,6 @@ Thread-safe, but calls are serialized, as in torch: ``clone`` the store for a th
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 from tenax._core.text import format_seconds
@@ -33,6 +32,7 @@ from tenax.store._api import (
     pairs,
 )
 from tenax.store._connection import Connection
+from tenax.store._mutex import Busy, Mutex
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class TCPStore(Store):
         super().__init__(timeout)
         self.host = host_name
         self.port = port
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._connection: Connection | None = None
         self._is_closed = False
         self._process = os.getpid()
@@ -107,9 +107,9 @@ class TCPStore(Store):
         connection = self._connection
         if connection is not None:
             connection.interrupt()
-        with self._mutex:
-            self._drop()
-            self._server = None
+        if not self._mutex.is_interrupted:  # otherwise that call fails and drops the connection
+            self._mutex.run(self._drop)
+        self._server = None
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -235,9 +235,8 @@ class TCPStore(Store):
         if deadline is None:
             deadline = time.monotonic() + self._timeout_s
         self._detach_after_fork()
-        if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise StoreTimeoutError(f"timed out: another thread uses {self}; clone the store for each thread.")
-        try:
+
+        def attempt() -> T:
             was_connected = self._connection is not None
             try:
                 return self._request_once(request, receive, deadline)
@@ -245,12 +244,17 @@ class TCPStore(Store):
                 if not (is_read and was_connected):
                     raise
                 return self._request_once(request, receive, deadline)
+
+        try:
+            return self._mutex.run(attempt, deadline)
+        except Busy:
+            raise StoreTimeoutError(
+                f"timed out: another thread uses {self}; clone the store for each thread."
+            ) from None
         except StoreTimeoutError as error:
             raise timed_out or StoreTimeoutError(f"{self}: could not {what}: no answer in time.") from error
         except StoreConnectionError as error:
             raise StoreConnectionError(f"{self}: could not {what}: {error}.") from error
-        finally:
-            self._mutex.release()
 
     def _request_once(self, request: bytes, receive: Callable[[Connection], T], deadline: float) -> T:
         if self._is_closed:
@@ -269,7 +273,7 @@ class TCPStore(Store):
         """In a forked process, leave the connection to the parent, and replace the lock that a thread may have held."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._mutex = threading.Lock()
+            self._mutex = Mutex()
             if self._connection is not None:
                 self._connection.release()
                 self._connection = None

@@ -11,18 +11,17 @@ systems are not reliable enough.
 from __future__ import annotations
 
 import os
-import threading
 import time
-from contextlib import contextmanager
 
 from tenax._core.text import format_seconds
 from tenax.store._api import DEFAULT_TIMEOUT_S, StoreError, StoreTimeoutError
 from tenax.store._local import LocalStore
 from tenax.store._log_file import LogFile
+from tenax.store._mutex import Busy, Mutex
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import TypeVar
 
     from tenax.store._api import Timeout
@@ -45,7 +44,7 @@ class FileStore(LocalStore):
         super().__init__(timeout)
         self.path = os.fspath(path)
         self._world_size = world_size
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._process = os.getpid()
         self._is_closed = False
         try:
@@ -78,12 +77,13 @@ class FileStore(LocalStore):
 
     def _change(self, change: Callable[[Table], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
-        with self._open_file(deadline) as file:
-            if not _poll(lambda: file.try_lock() or None, deadline):
-                raise StoreTimeoutError(
-                    f"timed out after {format_seconds(self._timeout_s)}: another process has locked {self}."
-                )
+
+        def change_locked(file: LogFile) -> T:
             try:
+                if not _poll(lambda: file.try_lock() or None, deadline):
+                    raise StoreTimeoutError(
+                        f"timed out after {format_seconds(self._timeout_s)}: another process has locked {self}."
+                    )
                 result = change(file.table)
                 file.commit()
             except BaseException:
@@ -91,12 +91,16 @@ class FileStore(LocalStore):
                 raise
             finally:
                 file.unlock()
-        return result
+            return result
+
+        return self._with_file(change_locked, deadline)
 
     def _read(self, read: Callable[[Table], T]) -> T:
-        with self._open_file(time.monotonic() + self._timeout_s) as file:
+        def read_file(file: LogFile) -> T:
             file.refresh()
             return read(file.table)
+
+        return self._with_file(read_file, time.monotonic() + self._timeout_s)
 
     def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
         result = self._read(read)
@@ -104,26 +108,24 @@ class FileStore(LocalStore):
             return result
         return _poll(lambda: self._read(read) if self._file.has_changed() else None, deadline)
 
-    @contextmanager
-    def _open_file(self, deadline: float) -> Iterator[LogFile]:
-        """Yield the file, locked for this thread."""
+    def _with_file(self, function: Callable[[LogFile], T], deadline: float) -> T:
+        """Call the function with the file, in one thread at a time."""
         if self._is_closed:
             raise StoreError(f"{self} is closed.")
         if self._process != os.getpid():  # a forked process shares its parent's lock until it reopens the file
             self._process = os.getpid()
-            self._mutex = threading.Lock()
+            self._mutex = Mutex()
             self._file.close()
             self._file = LogFile(self.path)
-        if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise StoreTimeoutError(f"timed out after {format_seconds(self._timeout_s)}: another thread uses {self}.")
         try:
-            yield self._file
+            return self._mutex.run(lambda: function(self._file), deadline)
+        except Busy:
+            limit = format_seconds(self._timeout_s)
+            raise StoreTimeoutError(f"timed out after {limit}: another thread uses {self}.") from None
         except StoreError:
             raise
         except OSError as error:
             raise StoreError(f"could not access {self}: {error.strerror}.") from error
-        finally:
-            self._mutex.release()
 
 
 def _poll(attempt: Callable[[], T | None], deadline: float) -> T | None:

@@ -12,6 +12,8 @@ no others.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from tenax.store._table import Table
 
 TYPE_CHECKING = False
@@ -79,14 +81,14 @@ class Refused(Exception):
     """A request is malformed or exceeds a limit. The server closes the client's connection."""
 
 
-class Waiter:
+class Waiter(ABC):
     """Waits for keys."""
 
     __slots__ = ()
 
+    @abstractmethod
     def seen(self, key: bytes) -> bool:
         """Handle a key that appeared; the waiter is no longer registered for it. Return True if it was the last."""
-        raise NotImplementedError
 
 
 class KeyValues(Table):

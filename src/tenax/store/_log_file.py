@@ -153,8 +153,12 @@ class LogFile:
         self._offset = 0  # the table includes the file up to here
 
     def _read(self) -> None:
-        while self._read_chunk():
-            pass
+        try:
+            while self._read_chunk():
+                pass
+        except BaseException:  # a signal handler's, too: a part of a record may be in the table
+            self._reset()
+            raise
 
     def _read_chunk(self) -> bool:
         """Apply one chunk of the file to the table. Return False if there was no complete record."""
@@ -215,7 +219,9 @@ class LogFile:
         return True
 
     def unlock(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        """Unlock the file, if it is locked."""
+        if self._descriptor >= 0:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def commit(self) -> None:
         """Write the changes of the table to the file. After an error, call ``roll_back``."""
@@ -230,9 +236,8 @@ class LogFile:
             self._compact()
 
     def roll_back(self) -> None:
-        """Discard the changes of the table that the file lacks."""
-        if self.table.entries:
-            self._reset()
+        """Discard the changes of the table that the file lacks, also one that is not recorded completely."""
+        self._reset()
 
     def _truncate_incomplete(self) -> None:
         size = os.fstat(self._descriptor).st_size

@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 import os
 import signal
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from kit.jobs import Runner, until
+from kit.jobs import Runner, is_alive, until
 
 from .family import MARKED_KIT, STAYING, Family, kill
 
 SETUP = """
-import json, os, sys, pathlib
+import json, os, subprocess, sys, pathlib
 
 def set_up():
     keep.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(20))
+    note()
+
+def start_process():
+    shell = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    keep.extend([shell.pid, int(shell.stdout.readline())])
+    note()
+
+def note():
     noted = {"env": dict(os.environ), "keep": keep, "has_marked_kit": "marked_kit" in sys.modules}
     draft = pathlib.Path(os.environ["NOTES"], f"draft.{os.getpid()}")
     draft.write_text(json.dumps(noted))
@@ -31,12 +40,12 @@ keep = []
 """
 
 
-def _start(runner: Runner, function: str) -> Family:
+def _start(runner: Runner, function: str, script: str = STAYING) -> Family:
     runner.script(MARKED_KIT, "marked_kit.py")
     runner.script(SETUP, "setup_kit.py")
     runner.environ["NOTES"] = str(runner.home)
     flags = ["--nproc-per-node", "2", "--max-restarts", "3", "--preload", "marked_kit", "--shutdown-timeout", "5"]
-    return Family(runner, runner.start(*flags, "--standby-setup", f"setup_kit:{function}", runner.script(STAYING)))
+    return Family(runner, runner.start(*flags, "--standby-setup", f"setup_kit:{function}", runner.script(script)))
 
 
 def _setups(runner: Runner, standbys: set[int]) -> dict[int, Any]:
@@ -80,6 +89,18 @@ def test_what_the_function_opens_stays_open_in_the_worker(runner: Runner) -> Non
         assert {str(number) for number in kept} <= opened
         assert all(os.readlink(f"/proc/{pid}/fd/{number}") == os.devnull for number in kept)
         assert len(opened) < len(kept) + 20  # the numbers that were reserved meanwhile are free again
+    _stop(family)
+
+
+def test_processes_that_the_function_starts_live_as_long_as_their_standby(runner: Runner) -> None:
+    """They are not taken for processes that a dead worker left behind."""
+    leaving = f"import subprocess\nsubprocess.Popen(['sleep', '600'])\n{dedent(STAYING)}"
+    family = _start(runner, "start_process", leaving)
+    first = runner.pids(2)
+    seen = _setups(runner, family.until_standbys(2, without=set(first)))
+    kill(first[0])
+    for pid in runner.pids(2, 1):
+        assert all(is_alive(started) for started in seen[pid]["keep"])
     _stop(family)
 
 
