@@ -22,8 +22,8 @@ from tenax.cli.run import allows_colour, print_page, print_stderr
 from tenax.cli.status import is_reader_gone, is_terminal
 
 LOGS_USAGE = f"""\
-usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
-                  [--last N] [--since TIME] [--follow] [--times]
+usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr]
+                  [--grep TEXT] [--last N] [--since TIME] [--follow] [--times]
 
 Show the output of workers on all nodes, merged by time, each line with the worker's rank.
 
@@ -33,7 +33,7 @@ Show the output of workers on all nodes, merged by time, each line with the work
   tenax logs my-run --generation 3      the lines of generation 3 (all: every generation)
   tenax logs my-run --stream stderr --grep Error --last all
   tenax logs my-run --since 10m         the last 10 minutes (30s, 10m, 2h, 1d)
-  tenax logs /logs/my-run_d9ceea0a      an ended run, from the files in its folder; several folders are merged
+  tenax logs /logs/my-run_d9ce          an ended run, from the files in its folder; several folders are merged
 
   --last N    the last N of the selected lines (default: 100; all: all of them)
   --times     show the time of each line, by its node's clock
