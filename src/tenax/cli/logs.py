@@ -29,7 +29,7 @@ Show the output of workers on all nodes, merged by time, each line with the work
 
   tenax logs                            the last 100 lines of the only run on this host, or of the last one
   tenax logs my-run --rank 0,3-5        ... of these ranks
-  tenax logs my-run --follow            continue with new lines, also of later generations, until Ctrl-C
+  tenax logs my-run --follow            continue with new lines, also of later generations, until the run ends
   tenax logs my-run --generation 3      the lines of generation 3 (all: every generation)
   tenax logs my-run --stream stderr --grep Error --last all
   tenax logs my-run --since 10m         the last 10 minutes (30s, 10m, 2h, 1d)
