@@ -129,7 +129,7 @@ PET_MASTER_ADDR=head is ignored because of --rdzv-backend etcd
 $ --nnodes 2 --rdzv-endpoint head --rdzv-conf is_host=1 train.py
 is_host in --rdzv-conf has no effect: the node that can listen at head serves the coordinator
 $ --nnodes 2 --rdzv-endpoint head --rdzv-conf tokn=x train.py
-ignoring unknown --rdzv-conf key 'tokn'
+ignoring unknown --rdzv-conf key 'tokn'; did you mean 'token'?
 """
 
 # Accepted without notes, with backend, endpoint and settings of the rendezvous.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
+from importlib import import_module
 
 import pytest
 
 import tenax
+from tenax.cli.help import OVERVIEW, fit, run_page
+from tenax.cli.main import SUBCOMMANDS
 
 pytestmark = pytest.mark.process
 
@@ -113,6 +120,42 @@ def test_help_and_version(tmp_path) -> None:
         == program(["--version"], tmp_path).stdout
         == f"tenax {tenax.__version__}\n"
     )
+
+
+def test_help_fits_the_terminal(tmp_path) -> None:
+    """Words are not split at the end of a row."""
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 90, 0, 0))
+    clean = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    subprocess.run([sys.executable, "-m", "tenax", "stop", "--help"], stdout=end, env=clean, timeout=60, check=True)
+    os.close(end)
+    shown = b""
+    try:
+        while data := os.read(terminal, 65536):
+            shown += data
+    except OSError:  # Linux reports the end of a terminal as an error
+        pass
+    os.close(terminal)
+    lines = shown.decode().split("\r\n")
+    assert max(len(line) for line in lines) <= 90
+    assert " ".join(lines).split() == program(["stop", "--help"], tmp_path).stdout.split()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("command", ["help", "run", *SUBCOMMANDS])
+def test_pages_keep_their_words_and_fit(command: str, width: int) -> None:
+    """Except for command lines, which remain in one piece."""
+    if command == "help":
+        page = OVERVIEW
+    elif command == "run":
+        page = run_page(100)
+    else:
+        page = getattr(import_module(f"tenax.cli.{SUBCOMMANDS[command]}"), f"{command.upper()}_USAGE")
+    shown = run_page(width) if command == "run" else fit(page, width)
+    assert shown.split() == page.split()
+    assert shown.endswith("\n")
+    long = [line for line in shown.splitlines() if len(line) > width]
+    assert all(line.startswith(("usage: tenax ", "  tenax ")) for line in long), long
 
 
 def test_help_lists_the_environment_variables_without_a_flag(tmp_path) -> None:

@@ -176,8 +176,9 @@ $ --monitor-interval 0.2 train.py
 --monitor-interval 0.2 has no effect: tenax does not poll its workers
 $ --start-method fork train.py
 --start-method fork has no effect without --run-path
-$ --rdzv-backend c10d --rdzv-conf jion_timeout=9,timeout=3 train.py
-ignoring unknown --rdzv-conf key 'jion_timeout'
+$ --rdzv-backend c10d --rdzv-conf jion_timeout=9,timeout=3,foo=1 train.py
+ignoring unknown --rdzv-conf key 'jion_timeout'; did you mean 'join_timeout'?
+ignoring unknown --rdzv-conf key 'foo'
 $ --fatal-exit-codes 3 train.py
 --fatal-exit-codes 3 has no effect without --max-restarts
 $ --notice-seconds 60 train.py

@@ -58,6 +58,17 @@ def test_the_live_line_counts_the_time_and_the_seconds_before_sigkill(runner: Ru
     assert terminal.wait() == 130
 
 
+def test_the_seconds_before_sigkill_are_shown_however_many_workers_are_left(runner: Runner) -> None:
+    terminal = runner.terminal(
+        *("--nproc-per-node", "4", "--max-restarts", "3", "--rdzv-id", "5d40e34c"), runner.script(IGNORES_SIGNALS)
+    )
+    runner.pids(4)
+    terminal.type(b"\x03")
+    terminal.until("tenax 5d40e34c: generation 1 stopping, waiting for local ranks 0 to 3, SIGKILL in 29 s")
+    terminal.type(b"\x03")
+    assert terminal.wait() == 130
+
+
 def test_the_live_line_shows_the_step_and_its_duration(runner: Runner) -> None:
     script = runner.script(
         """

@@ -577,7 +577,8 @@ First cause
     assert (
         """
 Failed as a consequence
-  ranks 0-2, 100 ms later: lost the connection to a peer; raised ConnectionResetError: [Errno 104] Connection reset
+  ranks 0-2, 100 ms later: lost the connection to a peer; raised
+  ConnectionResetError: [Errno 104] Connection reset
 
 Also failed
   rank 7, 200 ms later: was killed by SIGSEGV (invalid memory access)

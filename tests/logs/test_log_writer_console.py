@@ -216,6 +216,24 @@ def test_a_closed_reader_does_not_affect_workers(harness: Harness, tmp_path: Pat
     assert err_reader.all() == b"tenax: 5000 lines (405000 bytes) were not shown: Broken pipe\n"
 
 
+def test_a_lost_line_counts_once_although_it_arrives_in_pieces(harness: Harness, tmp_path: Path) -> None:
+    """As ``python -u`` writes the arguments of ``print``: a piece at a time."""
+    err_read, err = harness.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    err_reader = harness.reader(err_read)
+    log = tmp_path / "log"
+    with harness.log_writer(full, err) as writer:
+        end = writer.open_stream("w", path=str(log), console=1, whole_lines=False)
+        written = 0
+        for piece in (b"loss", b" ", b"0.1", b"\n", b"loss ", b"0.2\n"):
+            written += os.write(end, piece)
+            wait_until(lambda size=written: log.exists() and log.stat().st_size == size)  # type: ignore[misc]
+        os.close(end)
+        writer.drain_now(10)
+        writer.finish(1)
+    assert err_reader.all() == b"tenax: 2 lines (18 bytes) were not shown: No space left on device\n"
+
+
 def test_a_full_console_device_loses_only_its_own_lines(harness: Harness, tmp_path: Path) -> None:
     """The worker and the files are not affected."""
     err_read, err = harness.pipe()

@@ -164,7 +164,7 @@ def test_the_live_line_shows_phase_pending_workers_and_restarts() -> None:
     agent.step(events.WorkerExited(1, 0, 0))
     assert agent.live == "tenax night: generation 1 running, 1 of 2 workers, 3 of 3 restarts left"
     agent.step(events.SignalReceived(signal.SIGTERM))
-    assert agent.live == "tenax night: generation 1 stopping, waiting for local rank 1, 3 of 3 restarts left"
+    assert agent.live == "tenax night: generation 1 stopping, waiting for local rank 1"
     _, since, until = live_line(agent.machine.state)
     assert (since, until) == (agent.machine.state.last.formed_at, agent.machine.state.last.stop.until)
     agent.step(events.WorkerExited(1, 1, -15))

@@ -149,7 +149,7 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
         caption = "First cause" if verdict.outcome is Outcome.FAILED else "A worker had failed"
         sections.append([paint(_BOLD, caption), *_first_cause(report, first, width)])
     if verdict.failures:
-        sections += _others(report, paint)
+        sections += _others(report, paint, width)
     if stopped := [worker.global_rank for worker in verdict.stopped]:
         sections.append(_wrapped(f"Stopped by tenax, not failed: {_ranks(stopped)}", width))
     sections += [
@@ -237,7 +237,7 @@ def _when(report: Report, failure: Failure) -> str:
     return report.clock.moment(at) + after
 
 
-def _others(report: Report, paint: Any) -> list[list[str]]:
+def _others(report: Report, paint: Any, width: int) -> list[list[str]]:
     """List the victims, then the independent failures. Workers with the same text share a line."""
     groups = related(report.verdict)
     first = groups.first or report.verdict.failures[0]
@@ -251,12 +251,12 @@ def _others(report: Report, paint: Any) -> list[list[str]]:
     for failure in groups.others:
         independent.setdefault(what_happened(failure), []).append(failure)
     return [
-        _format_groups(paint(_BOLD, "Failed as a consequence"), victims, first),
-        _format_groups(paint(_BOLD, "Also failed"), independent, first),
+        _format_groups(paint(_BOLD, "Failed as a consequence"), victims, first, width),
+        _format_groups(paint(_BOLD, "Also failed"), independent, first, width),
     ]
 
 
-def _format_groups(caption: str, groups: dict[str, list[Failure]], first: Failure) -> list[str]:
+def _format_groups(caption: str, groups: dict[str, list[Failure]], first: Failure, width: int) -> list[str]:
     if not groups:
         return []
     lines = [caption]
@@ -264,7 +264,7 @@ def _format_groups(caption: str, groups: dict[str, list[Failure]], first: Failur
         later_s = min(failure.seen_at for failure in group) - first.seen_at
         when = f", {format_duration(later_s)} later" if later_s > 0 else ""
         where = _elsewhere(group, first.host)
-        lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
+        lines += _wrapped(_line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"), width, "  ")
     if len(groups) > _MAX_OTHERS:
         lines.append(f"  and {len(groups) - _MAX_OTHERS} more in the journal")
     return lines

@@ -107,7 +107,7 @@ class Console:
         self._reported = lost
         if not size:
             return ""
-        count = f"1 line ({size} bytes) was" if lines == 1 else f"{lines} lines ({size} bytes) were"
+        count = f"1 line ({size} bytes) was" if lines <= 1 else f"{lines} lines ({size} bytes) were"
         return f"tenax: {count} not shown: {self.refused_reason or 'the terminal did not accept them'}"
 
     def give_up(self) -> None:
@@ -183,7 +183,7 @@ class Console:
 
 
 def _plus(lost: tuple[int, int], text: bytes) -> tuple[int, int]:
-    return lost[0] + (text.count(b"\n") or 1), lost[1] + len(text)
+    return lost[0] + text.count(b"\n"), lost[1] + len(text)
 
 
 def _first_columns(text: str, width: int) -> str:

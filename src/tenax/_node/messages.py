@@ -206,7 +206,8 @@ def _goodput(verdict: Verdict) -> list[Line]:
 def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
     """Return the live line at the bottom of a terminal: phase, generation, pending workers, nodes, restarts left.
 
-    And the time since which it counts, or until which: the start of the generation, or SIGKILL.
+    And the time since which it counts, or until which: the start of the generation, or SIGKILL. While workers are being
+    stopped, the restarts are omitted, so that the time until SIGKILL fits into the row.
     """
     settings, part = state.settings, state.assignment
     since: float | None = state.last.formed_at if part is not None else None
@@ -227,15 +228,15 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
             if part is not None and part.group_world_size > 1:
                 what += f" here, {part.group_world_size} nodes"
         case Phase.STOPPING | Phase.CLOSING:
+            from tenax._core.hang_report import format_ranks
+
             is_holding = state.last.stop.rung <= Rung.HELD
             gone = (WorkerPhase.ENDED, WorkerPhase.HELD) if is_holding else (WorkerPhase.ENDED,)
-            pending = [str(rank) for rank, worker in state.workers.items() if worker.phase not in gone]
-            ranks = ", ".join(pending[:8]) + (", ..." if len(pending) > 8 else "")
-            what = f"generation {state.generation} stopping, " + (
-                f"waiting for local rank {ranks}" if pending else "ending leftover processes"
-            )
+            pending = sorted(rank for rank, worker in state.workers.items() if worker.phase not in gone)
+            doing = f"waiting for local {format_ranks(pending)}" if pending else "ending leftover processes"
             if pending and state.last.stop.rung < Rung.KILLED:
                 until = state.last.stop.until
+            return f"tenax {settings.run_id}: generation {state.generation} stopping, {doing}", since, until
         case Phase.ENDED:
             return "", None, None
         case _:

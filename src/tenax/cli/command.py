@@ -57,7 +57,9 @@ def run_subcommand(name: str, argv: Sequence[str], usage: str, command: Callable
     """Run a command. Errors become a message and an exit code: 2 for wrong usage, 1 for everything else."""
     own = argv[: argv.index("--")] if "--" in argv else argv
     if {"-h", "--help"}.intersection(own):
-        return print_page(usage)
+        from tenax.cli.help import print_help
+
+        return print_help(usage)
     try:
         return command(argv)
     except UsageError as error:

@@ -1,10 +1,14 @@
-"""The help pages of ``tenax help`` and ``tenax run --help``, generated from the flag table."""
+"""The help pages: those of ``tenax help`` and ``tenax run --help``, and the layout of all."""
 
 from __future__ import annotations
 
+import re
+import sys
 import textwrap
+from shutil import get_terminal_size
 
 from tenax.cli.flags import FLAGS, GROUPS, Flag
+from tenax.cli.run import print_page
 
 OVERVIEW = """\
 tenax: run distributed training jobs, restart them after failures, and report what went wrong.
@@ -92,30 +96,82 @@ environment:
                               let 'tenax ask /tmp/job' query workers that use worker_main
   --dry-run shows which of them are set.
 
-exit code:
-  0 if every worker succeeded; the exit code of the worker that failed first, or 128 + N if signal N
-  killed it; 128 + N if signal N stopped the job; 2 for wrong usage; 70 for a bug in tenax, 71 if
-  tenax cannot work on this host, 72 if a process survived SIGKILL.
+Exit code: 0 if every worker succeeded; the exit code of the worker that failed first, or 128 + N if
+signal N killed it; 128 + N if signal N stopped the job; 2 for wrong usage; 70 for a bug in tenax, 71
+if tenax cannot work on this host, 72 if a process survived SIGKILL.
 """
 
 _INDENT = 2
 _TEXT_COLUMN = 30
+_NARROW_COLUMN = 6
+_MIN_WIDTH = 60
+_MIN_TEXT = 24
+_GAP = re.compile(r"((?<=\S) {2,}|^ {10,})(?=\S)")  # before the text of a row; its name may be on the line before
+
+
+def print_help(page: str) -> int:
+    """Print a page, wrapped to the width of the terminal."""
+    return print_page(
+        fit(page, get_terminal_size().columns) if sys.stdout is not None and sys.stdout.isatty() else page
+    )
 
 
 def run_page(width: int) -> str:
-    width = max(60, min(width, 100))
+    width = max(_MIN_WIDTH, min(width, 100))
     parts = [_INTRODUCTION]
     for group in GROUPS:
         lines = [line for flag in FLAGS if flag.group == group for line in _flag_lines(flag, width)]
         parts.append("\n".join([f"{group}:", *lines, ""]))
-    return "\n".join([*parts, _ENDING])
+    return fit("\n".join([*parts, _ENDING]), width)
+
+
+def fit(page: str, width: int) -> str:
+    """Wrap what is wider than the terminal: paragraphs, and the texts of tables. Commands without a text are kept."""
+    width = max(_MIN_WIDTH, width)
+    blocks = []
+    for block in page.rstrip("\n").split("\n\n"):
+        lines = block.split("\n")
+        if all(len(line) <= width for line in lines):
+            blocks.append(block)
+        elif any(line.startswith(" ") for line in lines):
+            blocks.append("\n".join(_fit_row(row, width) for row in _rows(lines)))
+        else:
+            blocks.append("\n".join(_wrapped(" ".join(lines), width)))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _rows(lines: list[str]) -> list[str]:
+    """Join each row of a table with the lines that continue its text, which are indented like it."""
+    rows: list[str] = []
+    for line in lines:
+        text = line.lstrip()
+        if rows and (gap := _GAP.search(rows[-1])) and len(line) - len(text) == gap.end():
+            rows[-1] += f" {text}"
+        else:
+            rows.append(line)
+    return rows
+
+
+def _fit_row(row: str, width: int) -> str:
+    gap = _GAP.search(row)
+    if gap is None or len(row) <= width:
+        return row
+    column, first = gap.end(), row[: gap.end()]
+    if width - column < _MIN_TEXT:  # below its name
+        name = row[: gap.start()]
+        column, first = _NARROW_COLUMN, (f"{name}\n" if name else "") + " " * _NARROW_COLUMN
+    return first + f"\n{' ' * column}".join(_wrapped(row[gap.end() :], width - column))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _flag_lines(flag: Flag, width: int) -> list[str]:
     name = (
         " " * _INDENT + (f"{flag.short}, " if flag.short else "") + flag.name + (f" {flag.value}" if flag.value else "")
     )
-    text = textwrap.wrap(_description(flag), width - _TEXT_COLUMN, break_on_hyphens=False)
+    text = _wrapped(_description(flag), width - _TEXT_COLUMN)
     indented = [" " * _TEXT_COLUMN + line for line in text]
     if len(name) > _TEXT_COLUMN - 2:
         return [name, *indented]

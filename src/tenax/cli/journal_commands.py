@@ -28,7 +28,7 @@ which hosts fail often, how long recoveries took. Writes a self-contained HTML p
   tenax report                             the only run on this host, or the last one
   tenax report llama                       a run on this host by its id, or the beginning of it
   tenax report /logs                       all runs below a folder; writes report.html
-  tenax report /logs/job17_647c        one run
+  tenax report /logs/job17_647c            one run
   tenax report /logs -o /www/week.html     write the page to this file
   tenax report --json /logs                the numbers on stdout, for programs; writes no page
 
@@ -45,8 +45,8 @@ page, and RUN_ID-trace.json for ui.perfetto.dev and chrome://tracing.
 
   tenax timeline                                         both, for the only run on this host, or the last one
   tenax timeline /logs/job17_647c                        ... for the run in that folder
-  tenax timeline /logs/job17_647c -o run.html        the page
-  tenax timeline /logs/job17_647c --format perfetto  the trace
+  tenax timeline /logs/job17_647c -o run.html            the page
+  tenax timeline /logs/job17_647c --format perfetto      the trace
   tenax timeline n0/coordinator.jsonl n1/journal.jsonl   from several nodes' journals
 
 coordinator.jsonl covers all nodes; it is on the node that served the coordinator. A node's journal.jsonl adds its

@@ -22,18 +22,18 @@ from tenax.cli.run import allows_colour, print_page, print_stderr
 from tenax.cli.status import is_reader_gone, is_terminal
 
 LOGS_USAGE = f"""\
-usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
-                  [--last N] [--since TIME] [--follow] [--times]
+usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr]
+                  [--grep TEXT] [--last N] [--since TIME] [--follow] [--times]
 
 Show the output of workers on all nodes, merged by time, each line with the worker's rank.
 
   tenax logs                            the last 100 lines of the only run on this host, or of the last one
   tenax logs my-run --rank 0,3-5        ... of these ranks
-  tenax logs my-run --follow            continue with new lines, also of later generations, until Ctrl-C
+  tenax logs my-run --follow            continue with new lines, also of later generations, until the run ends
   tenax logs my-run --generation 3      the lines of generation 3 (all: every generation)
   tenax logs my-run --stream stderr --grep Error --last all
   tenax logs my-run --since 10m         the last 10 minutes (30s, 10m, 2h, 1d)
-  tenax logs /logs/my-run_d9ceea0a      an ended run, from the files in its folder; several folders are merged
+  tenax logs /logs/my-run_d9ce          an ended run, from the files in its folder; several folders are merged
 
   --last N    the last N of the selected lines (default: 100; all: all of them)
   --times     show the time of each line, by its node's clock

@@ -184,10 +184,9 @@ def _help(args: list[str]) -> int:
         return _dispatch([args[0], "--help"])
     if args and args[0] not in COMMANDS and not args[0].startswith("-"):
         return _print_usage_error(_no_command(args[0], "help "))
-    from tenax.cli.help import OVERVIEW
-    from tenax.cli.run import print_page
+    from tenax.cli.help import OVERVIEW, print_help
 
-    return print_page(OVERVIEW)
+    return print_help(OVERVIEW)
 
 
 def _unknown(command: str, args: list[str]) -> str:

@@ -20,7 +20,7 @@ import msgspec
 
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
-from tenax.cli.flags import BY_DEST, UsageError, convert, usage_errors
+from tenax.cli.flags import BY_DEST, UsageError, closest_flag, convert, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -377,9 +377,9 @@ def _settings(flags: FlagValues) -> dict[str, Any]:
             raise UsageError(f"{key!r} cannot be set in {name}; it has its own flag")
         settings[key] = value
     if flags["rdzv_backend"] in ONE_NODE_BACKENDS:
-        unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
-        if unknown:
-            flags.notes.append(f"ignoring unknown {name} key {unknown}")
+        for key in (key for key in settings if key not in _KNOWN_SETTINGS):
+            close = closest_flag(key, _KNOWN_SETTINGS)
+            flags.notes.append(f"ignoring unknown {name} key {key!r}" + (f"; did you mean {close!r}?" if close else ""))
     for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
         if secret in settings and flags.typed("rdzv_conf"):
             raise UsageError(
