@@ -278,6 +278,16 @@ def test_a_run_cancelled_by_an_operator_raises_rendezvous_closed_error(make: Mak
     assert agent.get_worker_group().state is WorkerState.STOPPED
 
 
+@pytest.mark.parametrize("backend", ["tcp", "etcd"])
+def test_a_node_whose_settings_are_invalid_is_refused_with_the_cause(make: Maker, backend: str) -> None:
+    """Before it looks for the coordinator."""
+    handler = get_rendezvous_handler(RendezvousParameters(backend, own_endpoint(), "run", 1, 2))
+    agent = make.agent("/bin/true", rdzv_handler=handler)
+    agent.get_worker_group().spec.role = "r" * 256
+    with pytest.raises(RuntimeError, match=r"invalid node settings: .*role"):
+        agent.run()
+
+
 def test_a_run_with_too_few_nodes_raises_runtime_error(make: Maker) -> None:
     """With the coordinator's reason."""
     verdict = Verdict(Outcome.BROKEN, "only 1 of at least 2 nodes joined")

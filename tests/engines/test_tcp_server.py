@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -223,6 +224,21 @@ def test_a_node_that_closes_its_link_is_lost_at_once() -> None:
         with server.member("goes", nodes=(2, 2)) as goes:
             goes.until(GenerationFormed)
         assert stays.until(GenerationEnded).why == "host-goes was lost: connection closed"
+
+
+def test_a_closed_link_does_not_keep_the_server_busy() -> None:
+    """Not even if another process has a copy of its descriptor, as a fork of the agent has."""
+    with run_server() as server:
+        links = server.server._connections
+        with server.client() as client:
+            client.challenge()
+            copies = server.thread.call(lambda: [os.dup(link.descriptor) for link in links.values()])
+        until(lambda: not links, "the server to close the link")
+        poll = select.poll()
+        poll.register(server.server.fileno(), select.POLLIN)
+        until(lambda: not poll.poll(0), "the server to have nothing to do")
+    for copy in copies:
+        os.close(copy)
 
 
 def reset(client: Client) -> None:

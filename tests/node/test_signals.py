@@ -6,11 +6,12 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from kit.processes import leaving_nothing
+from kit.processes import TIMEOUT_S, leaving_nothing
 from tenax._core.events import NoticeReceived, SignalReceived
 from tenax._io.loop import Loop
 from tenax._node.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
@@ -166,6 +167,31 @@ def test_an_ignored_signal_stays_ignored(loop: Loop) -> None:
         os.kill(os.getpid(), USR2)
         assert take(loop, source) == [USR2]
     assert signal.getsignal(USR1) is signal.SIG_IGN
+
+
+@pytest.mark.process
+def test_a_signal_to_a_forked_process_is_its_own(loop: Loop, handlers: list[int]) -> None:
+    """It has the host's handlers, and the run in its parent gets no event."""
+    ready_reader, ready_writer = os.pipe()
+    signal.signal(USR2, signal.SIG_DFL)
+    with SignalSource(loop, [USR1, USR2], exits_afterwards=True) as source:
+        os.kill(os.getpid(), USR1)  # not read before the fork
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), USR1)
+            os.write(ready_writer, bytes([0, *handlers]))
+            time.sleep(TIMEOUT_S)  # the signal ends it
+            os._exit(0)
+        received = os.read(ready_reader, 10)
+        os.kill(child, USR2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -USR2
+        assert received == bytes([0, USR1])
+        assert take(loop, source) == [USR1]
+        os.kill(os.getpid(), USR2)
+        assert take(loop, source) == [USR2]
+    signal.signal(USR1, signal.SIG_DFL)  # it was ignored after the run
+    for descriptor in (ready_reader, ready_writer):
+        os.close(descriptor)
 
 
 def test_off_the_main_thread_no_signal_is_handled(loop: Loop, handlers: list[int]) -> None:

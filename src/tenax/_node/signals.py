@@ -77,6 +77,7 @@ class SignalSource(Watchable):
         except ValueError:  # this is not the main thread
             self._close()
             return self
+        _open_sources.add(self)
         for number in dict.fromkeys(self._numbers):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, lambda *_: None)
@@ -92,7 +93,15 @@ class SignalSource(Watchable):
         self.take()
         self._close()
 
+    def _end_in_child(self) -> None:
+        """Restore the host's handlers in a forked process. The pipe is the agent's: it must not get these signals."""
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._close()
+
     def _close(self) -> None:
+        _open_sources.discard(self)
         os.close(self._reader)
         os.close(self._writer)
         self._reader = self._writer = -1
@@ -132,3 +141,14 @@ class SignalSource(Watchable):
         import threading
 
         threading.Thread(target=post_answer, daemon=True).start()
+
+
+_open_sources: set[SignalSource] = set()
+
+
+def _end_copies() -> None:
+    for source in list(_open_sources):
+        source._end_in_child()
+
+
+os.register_at_fork(after_in_child=_end_copies)

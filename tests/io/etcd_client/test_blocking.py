@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
 from kit.etcd import ALONE, EtcdCluster, unique_prefix
+from kit.processes import AT_ONCE_S, descriptors, forks_with_threads, until
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Change, Compact, Delete, Put, Range, Status, prefix_end
 from tenax._io.etcd.blocking import BlockingEtcd
@@ -82,6 +85,7 @@ def test_many_threads_share_one_client(blocking: BlockingEtcd) -> None:
     assert blocking.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 80
 
 
+@forks_with_threads
 def test_a_forked_child_gets_its_own_connections(blocking: BlockingEtcd) -> None:
     prefix = unique_prefix()
     blocking.call(Put(prefix + b"parent", b""))
@@ -94,6 +98,68 @@ def test_a_forked_child_gets_its_own_connections(blocking: BlockingEtcd) -> None
     os.waitpid(pid, 0)
     blocking.call(Put(prefix + b"parent", b"again"))
     assert blocking.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 2
+
+
+@forks_with_threads
+def test_the_threads_of_a_forked_child_share_its_client(blocking: BlockingEtcd) -> None:
+    """None of them uses the parent's connections."""
+    prefix = unique_prefix()
+    blocking.call(Status())
+    children = []
+    for child in range(20):
+        children.append(os.fork())
+        if children[-1] == 0:
+            sys.setswitchinterval(1e-6)
+            begin = threading.Barrier(4)
+
+            def put(number: int, child: int = child, begin: threading.Barrier = begin) -> None:
+                begin.wait()
+                blocking.call(Put(prefix + b"%d-%d" % (child, number), b""))
+
+            threads = [threading.Thread(target=put, args=(number,), daemon=True) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(AT_ONCE_S * 10)
+            os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)
+    assert blocking.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 80
+
+
+def test_a_client_that_is_not_closed_leaves_nothing(etcd: EtcdCluster) -> None:
+    before = descriptors()
+    client = etcd.client()
+    client.call(Status())
+    assert descriptors() != before
+    del client
+    until(lambda: descriptors() == before, "its thread to close its descriptors")
+
+
+def test_a_signal_handler_may_raise_at_any_moment_of_a_call(blocking: BlockingEtcd) -> None:
+    """The calls of this thread and of another one go on."""
+    is_over = False
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def call() -> None:
+        while not is_over:
+            blocking.call(Status())
+
+    thread = in_thread(call)
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(500):
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + number * 1e-6)
+                while True:
+                    blocking.call(Status())
+    finally:
+        signal.signal(signal.SIGALRM, old)
+        is_over = True
+    join(thread)
+    assert blocking.call(Status()).version
 
 
 def test_the_client_is_usable_after_an_interrupt(blocking: BlockingEtcd) -> None:

@@ -88,7 +88,7 @@ class EtcdEngine(LinkedEngine):
         self._etcd = settings
         self._leadership: Leadership
         self._client: EtcdClient
-        self._following: Subscription
+        self._following: Subscription | None = None  # None: the node was refused before
         self._calls: dict[int, EtcdCall] = {}
         self._member: ManagedMember | None = None
         self._connecting: LeaderProbe | None = None
@@ -154,8 +154,9 @@ class EtcdEngine(LinkedEngine):
         if self._wake is not None:
             self._wake.cancel()
         super().close()
-        self._following.close()
-        self._client.close()
+        if self._following is not None:
+            self._following.close()
+            self._client.close()
         if self._member is not None:
             self._member.close()
         for sock in (*self._kept_listeners, *([self._listener] if self._listener is not None else [])):
@@ -487,6 +488,8 @@ class EtcdEngine(LinkedEngine):
 
     def _is_leaving_etcd(self) -> bool:
         """Start deleting this node's keys in etcd. Return whether that is still in progress; a timeout bounds it."""
+        if self._following is None:
+            return False
         if not self._is_leaving:
             self._is_leaving = True
             self._set_timer("goodbye", _LEAVE_TIMEOUT_S, self._left)

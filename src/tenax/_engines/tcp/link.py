@@ -255,6 +255,8 @@ class Link:
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             else:
                 self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-        if why:
-            self._on_closed(why, by_peer)
+        try:
+            if why:
+                self._on_closed(why, by_peer)  # before the close: epoll cannot forget a closed descriptor with a copy
+        finally:
+            self._sock.close()

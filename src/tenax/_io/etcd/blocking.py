@@ -1,14 +1,15 @@
 """A blocking etcd client, for stores and tools.
 
-It has its own loop and no thread: one of the waiting threads runs the loop for all of them, and the next takes over
-when that thread has its result. So a thread that waits for a change never delays another thread's call. A forked child
-gets its own loop and connections.
+Its loop runs in a thread of its own. So a thread that waits for a change never delays another thread's call, and an
+exception that a signal handler raises in a waiting thread never interrupts the loop. A forked child gets its own loop,
+thread and connections.
 """
 
 from __future__ import annotations
 
 import os
-from threading import Condition
+from _thread import allocate_lock, start_new_thread  # ``Thread.start`` waits for a lock, which a signal may interrupt
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,11 +17,13 @@ import msgspec
 from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.client import PATIENCE_S, EtcdClient
 from tenax._io.etcd.subscription import Subscription
+from tenax._io.latch import Latch
 from tenax._io.loop import NO_TIMER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from tenax._core.etcd.operations import Change, Operation
     from tenax._io.etcd.gateway import Fault
@@ -31,108 +34,123 @@ A = TypeVar("A")
 
 
 class BlockingEtcd:
-    """A thread-safe, blocking etcd client."""
+    """A thread-safe, blocking etcd client. Its thread and its connections end when it is closed or no longer used."""
 
     def __init__(self, settings: EtcdSettings, patience_s: float = PATIENCE_S) -> None:
         self._settings = settings
         self._patience_s = patience_s
-        self._open()
-
-    def _open(self) -> None:
-        self._pid = os.getpid()
-        self._loop = Loop()
-        self._client = EtcdClient(self._loop, self._settings)
-        self._condition = Condition()
-        self._is_loop_running = False
-        self._is_closed = False
+        self._reopening = allocate_lock()
+        self._own_session = _Session(settings)
 
     def call(self, operation: Operation[A], patience_s: float | None = None) -> A:
         """Return the answer. Raises EtcdError."""
-        result: _Result[A] = _Result(self._condition_in_this_process())
+        result: _Result[A] = _Result()
         patience = self._patience_s if patience_s is None else patience_s
-        client = self._client
+        session = self._session
+        client = session.client
 
         def start() -> None:
             result.on_cancel = client.call(operation, result.succeed, result.fail, patience_s=patience).cancel
 
-        return self._wait(start, result)
+        return session.wait(start, result)
 
     def wait_for_change(self, key: bytes, end: bytes, from_revision: int, timeout_s: float) -> list[Change]:
         """Return the next changes from that revision on, or none after ``timeout_s``. Raises EtcdError."""
-        result: _Result[list[Change]] = _Result(self._condition_in_this_process())
+        result: _Result[list[Change]] = _Result()
         done, failed = result.succeed, result.fail
+        session = self._session
         waiting = _ChangeWait(
-            self._client, key, end, lambda _: None, done, failed, next_revision=from_revision, timeout_s=timeout_s
+            session.client, key, end, lambda _: None, done, failed, next_revision=from_revision, timeout_s=timeout_s
         )
 
         def start() -> None:
             result.on_cancel = waiting.close
             waiting.start()
 
-        return self._wait(start, result)
+        return session.wait(start, result)
 
     @property
     def trouble(self) -> str:
         """The latest failures, as text; empty if the last call succeeded."""
-        return self._client.trouble
+        return self._own_session.client.trouble
 
     def local_address(self) -> str:
         """Return this host's address on the last connection that worked, or ""."""
-        return self._client.local_address()
+        return self._own_session.client.local_address()
 
     def close(self) -> None:
         """Close the client. Calls of other threads fail."""
-        condition = self._condition_in_this_process()
-        with condition:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._loop.wake()
-            condition.notify_all()
-            condition.wait_for(lambda: not self._is_loop_running)
-            self._client.close()
-            self._loop.close()
+        session = self._session
+        session.stop()
+        session.ended.wait()
 
-    # --- the loop -----------------------------------------------------------------------------------------------------
+    def __del__(self) -> None:
+        if hasattr(self, "_own_session"):
+            self._own_session.stop()
 
-    def _condition_in_this_process(self) -> Condition:
-        if self._pid != os.getpid():
-            self._open()
-        return self._condition
+    @property
+    def _session(self) -> _Session:
+        """The session of this process: a forked process gets its own."""
+        session = self._own_session
+        if session.pid == os.getpid():
+            return session
+        with self._reopening:
+            if self._own_session is session:
+                self._own_session = _Session(self._settings)
+                with suppress(Exception):  # the parent's thread may have been changing it
+                    session.client.close()
+        return self._own_session
 
-    def _wait(self, start: Callable[[], None], result: _Result[A]) -> A:
-        condition = self._condition
-        with condition:
-            if self._is_closed:
-                raise EtcdError("this etcd client is closed")
-            self._loop.soon(start)
-            try:
-                while not result.is_done and not self._is_closed:
-                    if self._is_loop_running:
-                        condition.wait()
-                    else:
-                        self._run_until(result, condition)
-            except BaseException:  # such as KeyboardInterrupt
-                self._loop.soon(result.cancel)
-                raise
+
+class _Session:
+    """The loop and the connections of one process, and the thread that runs them until ``stop``."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.pid = os.getpid()
+        self._loop = Loop()
+        self.client = EtcdClient(self._loop, settings)
+        self.ended = Latch()
+        self._is_stopping = False
+        self._waiting: set[_Result[Any]] = set()
+        start_new_thread(self._run, ())
+
+    def wait(self, start: Callable[[], None], result: _Result[A]) -> A:
+        """Call ``start`` in the loop, and wait for the result."""
+        soon = self._loop.soon
+        self._waiting.add(result)  # before the check: ``_run`` does the two in the other order
+        try:
+            if not self._is_stopping:
+                soon(start)
+                result.ended.wait()
+        except BaseException:  # such as KeyboardInterrupt
+            soon(result.cancel)
+            raise
+        finally:
+            self._waiting.discard(result)
         return result.get()
 
-    def _run_until(self, result: _Result[A], condition: Condition) -> None:
-        """Run the loop with the lock released."""
-        self._is_loop_running = True
-        condition.release()
+    def stop(self) -> None:
+        """Let the thread end, and with it all calls. Does not wait."""
+        if not self._is_stopping and self.pid == os.getpid():
+            self._is_stopping = True
+            self._loop.soon(lambda: None)  # wakes the thread up
+
+    def _run(self) -> None:
         try:
-            self._loop.next_event(lambda: 0.0 if result.is_done or self._is_closed else None)
+            self._loop.next_event(lambda: 0.0 if self._is_stopping else None)
         finally:
-            condition.acquire()
-            self._is_loop_running = False
-            condition.notify_all()
+            self._is_stopping = True
+            self.client.close()
+            self._loop.close()
+            for result in list(self._waiting):
+                result.ended.open()
+            self.ended.open()
 
 
 class _Result(msgspec.Struct, Generic[A], eq=False):
     """The result of one operation of a waiting thread."""
 
-    _condition: Condition
+    ended: Latch = msgspec.field(default_factory=Latch)
     _answer: A | None = None
     _error: EtcdError | None = None
     is_done: bool = False
@@ -147,15 +165,14 @@ class _Result(msgspec.Struct, Generic[A], eq=False):
         self._finish()
 
     def _finish(self) -> None:
-        with self._condition:
-            self.is_done = True
-            self._condition.notify_all()
+        self.is_done = True
+        self.ended.open()
 
     def get(self) -> A:
         if self._error is not None:
             raise self._error
         if not self.is_done:
-            raise EtcdError("this etcd client was closed during the call")
+            raise EtcdError("this etcd client is closed")
         return self._answer  # type: ignore[return-value]
 
     def cancel(self) -> None:
