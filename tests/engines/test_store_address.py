@@ -56,7 +56,7 @@ class Harness:
                 results.append(what())
             except BaseException as error:
                 results.append(error)
-            self.loop.post_from_anywhere(Tick())
+            self.loop.soon(lambda: self.loop.post(Tick()))
 
         thread = threading.Thread(target=run)
         thread.start()

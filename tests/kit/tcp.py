@@ -162,7 +162,7 @@ class LoopThread:
 
     def close(self) -> None:
         self._is_over = True
-        self.loop.post_from_anywhere(SignalReceived(0))
+        self.loop.soon(lambda: self.loop.post(SignalReceived(0)))
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "the loop does not end"
         self.loop.close()

@@ -103,7 +103,7 @@ def test_a_deadline_ends_the_wait(loop: Loop, receiver: Receiver) -> None:
 
 def test_another_thread_can_post(loop: Loop) -> None:
     """It wakes up a loop that waits without a deadline."""
-    thread = threading.Thread(target=lambda: loop.post_from_anywhere(events.RunRequested()))
+    thread = threading.Thread(target=lambda: loop.soon(lambda: loop.post(events.RunRequested())))
     thread.start()
     assert loop.next_event(never) == events.RunRequested()
     thread.join()
@@ -113,7 +113,7 @@ def test_a_full_wakeup_pipe_does_not_block(loop: Loop) -> None:
     """Posting does not block, and surplus wakeups have no later effect."""
     for _ in range(100_000):
         loop.wake()
-    loop.post_from_anywhere(events.RunRequested())
+    loop.soon(lambda: loop.post(events.RunRequested()))
     assert loop.next_event(never) == events.RunRequested()
     assert loop.next_event(loop.now) is None
 
@@ -287,7 +287,7 @@ def test_a_forked_process_has_no_descriptor_of_the_loop() -> None:
     if pid == 0:
         os._exit(len(its_own & set(descriptors())))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    loop.post_from_anywhere(events.RunRequested())
+    loop.soon(lambda: loop.post(events.RunRequested()))
     assert loop.next_event(never) == events.RunRequested()
     loop.close()
 

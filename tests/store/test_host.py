@@ -69,7 +69,7 @@ class Agent:
                 results.append(function())
             except BaseException as error:
                 errors.append(error)
-            self.loop.post_from_anywhere(Tick())
+            self.loop.soon(lambda: self.loop.post(Tick()))
 
         thread = threading.Thread(target=call)
         thread.start()

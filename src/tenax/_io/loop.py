@@ -82,11 +82,6 @@ class Loop:
             self._mailbox.remove(event)
         return taken
 
-    def post_from_anywhere(self, event: AnyEvent) -> None:
-        """Put an event into the mailbox from another thread."""
-        self._mailbox.append(event)
-        self.wake()
-
     def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Schedule a call in the loop.
 
