@@ -102,8 +102,8 @@ def test_a_member_keeps_its_rank_if_a_new_node_requested_it_first(*, is_at_work:
 
 
 @pytest.mark.parametrize("has_succeeded", [True, False], ids=["succeeded", "running"])
-def test_nodes_of_an_earlier_run_do_not_decide_about_this_one(*, has_succeeded: bool) -> None:
-    """All its hosts were cut off until its record had expired, and other nodes began the run anew."""
+def test_nodes_of_a_run_that_was_begun_anew_do_not_decide_about_it(*, has_succeeded: bool) -> None:
+    """They were cut off until the record had expired, and others began the run anew, with numbers from 1."""
     successor = Successor(record("ab"))
     for rank, name in enumerate(("old-0", "old-1")):
         node = messages.NodeInfo(name, name, min_nodes=2, max_nodes=3)

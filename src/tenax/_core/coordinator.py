@@ -302,9 +302,9 @@ class CoordinatorMachine(Lifecycle):
     def _drop_other_generation(
         self, record: NodeRecord, joined: messages.NodeJoined, now: float
     ) -> messages.NodeJoined:
-        """Treat a node as new whose generation is not of this run: it has the current number, or a greater one.
+        """Treat a node as new if the run was begun anew after its generation.
 
-        Numbers repeat after the state of all coordinators was lost once.
+        That has the current number, or a greater one: numbers repeat after the state of all coordinators was lost once.
         """
         state = self.state
         is_same = joined.store == state.store or not joined.store or not state.store
@@ -353,7 +353,7 @@ class CoordinatorMachine(Lifecycle):
             return False
         generation = state.generation if joined.node.node_id in state.phase.awaited else joined.generation
         if generation > state.generation and isinstance(state.phase.source, Recorded):
-            return False  # it is a member of an earlier run
+            return False  # the run was begun anew after its generation
         return generation >= state.generation and generation > other.generation
 
     def _supersede(self, node: messages.NodeInfo, now: float) -> None:
@@ -395,7 +395,7 @@ class CoordinatorMachine(Lifecycle):
             case Running():
                 self._end_generation(EndCause.LOSS, "a node of an earlier coordinator reconnected", now)
             case Recovering(source=Recorded()):
-                return  # of an earlier run with this id: those of this run were recorded before a node was sent them
+                return  # the run was begun anew after it: every later one is recorded before a node is sent it
             case Recovering() as recovering:
                 self._discard_members(recovering)
             case Ending():

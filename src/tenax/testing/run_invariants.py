@@ -408,7 +408,7 @@ class RunChecker:
         return any(must_end)
 
     def _is_unrecorded(self, joined: messages.NodeJoined) -> bool:
-        """Whether the node's generation is of an earlier run with this id: it is not recorded, and has a number."""
+        """Whether the run was begun anew after the node's generation: its number is greater than the recorded one."""
         if self._known.get(joined.node.node_id, 0) >= joined.generation > self._latest:
             return True
         is_recorded = self._phase is run.Recovering and self._last is not None and self._last.is_recorded

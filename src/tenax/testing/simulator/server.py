@@ -133,7 +133,7 @@ class Server:
             self._note(f"{describe(event)} -> {answers} [{phases}]")
         match event:
             case Received(node_id, messages.NodeJoined() as joined) if node_id in self.state.nodes:  # not refused
-                # With etcd, a greater number than that of the record may be of an earlier run.
+                # With etcd, a number that is greater than the recorded one is from before the run was begun anew.
                 number = min(joined.generation, self.state.generation) if self.term else joined.generation
                 self.known_generation = max(self.known_generation, number)
                 self.known_restarts = max(self.known_restarts, joined.restarts_used)
