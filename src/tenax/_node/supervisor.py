@@ -18,7 +18,7 @@ from tenax._core.agent import SIGKILL, AgentMachine, Phase, messages_on_connecti
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
-from tenax._io.interfaces import Watchable, create_machine
+from tenax._io.interfaces import RequestRefused, Watchable, create_machine
 from tenax._node.journal import Step
 from tenax._node.messages import lines_for, live_line
 
@@ -183,6 +183,9 @@ class Supervisor:
             followed_for = self._logs.answer_final_requests()  # first: other nodes may wait for these answers
             if self._stay_for_others():
                 self._stay_for_followers(followed_for)
+        except RequestRefused:
+            self._has_control_socket = False  # the run never began: leave no note about it
+            raise
         finally:
             self._processes.close()
             for local_rank in list(self._channels):
