@@ -103,7 +103,7 @@ def test_report_writes_a_page_and_prints_a_summary(logs: Path, tmp_path: Path) -
     assert lines[0] == "job: succeeded (all 2 workers succeeded)"
     assert lines[1] == f"  train.py, began 2023-11-14 22:13:21 UTC, in {logs / 'job_1'}"
     assert lines[2].startswith("  83 % of 59 s was training; ")
-    assert "generations ended early: RuntimeError 1, a node was lost 1" in lines
+    assert "generations ended early: RuntimeError (1), a node was lost (1)" in lines
     assert lines[-1] == f"page: {tmp_path / 'report.html'}"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
