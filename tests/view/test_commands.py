@@ -118,6 +118,13 @@ def test_report_names_an_invalid_file_and_includes_the_others(logs: Path, tmp_pa
     assert "job: succeeded" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["timeline", "report"])
+def test_a_missing_path_is_named_with_the_next_step(tmp_path: Path, command: str) -> None:
+    done = tenax(command, tmp_path / "nowhere", cwd=tmp_path)
+    expected = f"no file or folder '{tmp_path}/nowhere'; 'tenax ps --all' lists the log folders of runs on this host"
+    assert (done.returncode, done.stderr) == (2, f"tenax {command}: {expected}\n")
+
+
 def test_report_json_writes_no_page(logs: Path, tmp_path: Path) -> None:
     """The JSON goes to stdout."""
     done = tenax("report", "--json", logs, cwd=tmp_path)
