@@ -199,7 +199,7 @@ class Node(Surroundings):
             self._open_health()
             self._open_sockets()
             verdict = supervisor.run()
-            self._final_text = final_text(verdict)
+            self._final_text = final_text(msgspec.structs.replace(verdict, goodput=supervisor.goodput))
         return verdict
 
     def _ask_notice_s(self) -> float | None:

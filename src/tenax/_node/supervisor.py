@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand
     from tenax._core.coordinator import RunSettings
     from tenax._core.events import AnyEvent
+    from tenax._core.ledger import Goodput
     from tenax._core.messages import FromNode, NodeInfo
     from tenax._core.model import AgentSettings, Verdict
     from tenax._core.policy import RestartPolicy
@@ -143,9 +144,10 @@ class Supervisor:
         self._scopes = scopes  # None: scopes are not watched
         self._error_files: ErrorFiles | None = None  # opened when workers are stopped
         self._verdict: Verdict | None = None
+        self.goodput: Goodput | None = None  # of the run, when it has ended
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
-        self._is_coordinator = False
+        self._operator_api: Callable[[], OperatorService] | None = None  # None: this process is not the coordinator
         self._has_control_socket = has_control_socket
         # Read here: a server in this process raises the limit later, and workers do not inherit that.
         has_descriptors = not 0 <= os.sysconf("SC_OPEN_MAX") < _MIN_OPEN_FILES
@@ -183,6 +185,7 @@ class Supervisor:
             followed_for = self._logs.answer_final_requests()  # first: other nodes may wait for these answers
             if self._stay_for_others():
                 self._stay_for_followers(followed_for)
+            self.goodput = self._final_goodput(self._verdict)
         except RequestRefused:
             self._has_control_socket = False  # the run never began: leave no note about it
             raise
@@ -205,6 +208,12 @@ class Supervisor:
                 if journal is not None:
                     journal.close(loop.now())
         return self._verdict
+
+    def _final_goodput(self, verdict: Verdict) -> Goodput | None:
+        """Return the goodput of the run, also if this node is the only one and ended it, for example on a signal."""
+        if verdict.goodput is not None or self._operator_api is None or self._control.where:
+            return verdict.goodput
+        return self._operator_api().status().goodput
 
     def _next_deadline(self) -> float | None:
         of_scopes = self._scopes.next_deadline() if self._scopes is not None else None
@@ -260,7 +269,7 @@ class Supervisor:
             self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
-        self._is_coordinator = make_operator_api is not None
+        self._operator_api = make_operator_api
         self._around.set_operator_api(make_operator_api)
 
     # --- operators ----------------------------------------------------------------------------------------------------
@@ -298,7 +307,7 @@ class Supervisor:
             "generation": state.generation,
             "workers": state.settings.local_world_size,
             "rank": state.assignment.group_rank if state.assignment is not None else -1,
-            "is_coordinator": self._is_coordinator,
+            "is_coordinator": self._operator_api is not None,
             "coordinator": self._control.where,
             "log_dir": self._log_dir,
             "journal": self._journal_path,
@@ -349,7 +358,7 @@ class Supervisor:
             else:
                 reply(None, error)
 
-        if self._is_coordinator:
+        if self._operator_api is not None:
             self._control.submit(StatusRequest(), on_status)
         else:
             reply(None, "")
