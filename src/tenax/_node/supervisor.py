@@ -20,7 +20,7 @@ from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused, Watchable, create_machine
 from tenax._node.journal import Step
-from tenax._node.messages import lines_for, live_line
+from tenax._node.messages import Repetitions, lines_for, live_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ class Supervisor:
         self._channels: dict[int, WorkerSocket] = {}  # by local rank
         self._control_socket: ControlSocket | None = None
         self._since = time.time()  # when it began
+        self._repetitions = Repetitions()
 
     def run(self) -> Verdict:
         """Run from the first join to the verdict, and close everything that was opened."""
@@ -400,7 +401,8 @@ class Supervisor:
                 self._control.send(command.message)
         # Print before executing: the console shows a command before the workers' reaction to it.
         is_end = any(isinstance(command, commands.Finish) for command in issued)
-        for line in lines_for(event, issued, state):
+        is_shown = self._repetitions.is_shown(event, now)
+        for line in lines_for(event, issued, state) if is_shown else ():
             if line.important and not (self._around.shares_console and isinstance(event, events.LeaveNoticed)):
                 self.print_line(line.text, after_output=is_end, colour=line.colour)
         if self._scopes is not None:
