@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from kit.jobs import Runner
+from kit.jobs import TENAX, Runner
 
 TRAINS = "from worker_kit import note; note('started')"
 NOWHERE = "/proc/nowhere"  # no file or folder can be created there, not even by root
@@ -65,6 +66,20 @@ def test_a_request_that_cannot_be_met_is_rejected(
     assert remedy in done.err, done
     assert "Traceback" not in done.err, done
     assert not runner.noted("started")
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable"), [(["--dashboard", "127.0.0.1:{}"], ""), ([], "TORCHELASTIC_HEALTH_CHECK_PORT")]
+)
+def test_a_rejected_run_is_not_listed(runner: Runner, taken_port: int, flags: list[str], variable: str) -> None:
+    """It leaves no note and no journal, so no command takes it for a run that was killed."""
+    env = {"TENAX_PRIVATE_DIR": str(runner.home / "private"), **({variable: str(taken_port)} if variable else {})}
+    with_port = [flag.format(taken_port) for flag in flags]
+    done = runner.run("--log-dir", "logs", *with_port, runner.script(TRAINS), env=env)
+    assert done.code == 2, done
+    listed = runner.run("ps", "--all", "--json", program=TENAX, env=env)
+    assert (listed.code, json.loads(listed.out)) == (0, []), listed
+    assert not list(runner.run_dir().iterdir())
 
 
 def test_an_existing_report_is_unchanged_until_the_run_ends(runner: Runner) -> None:

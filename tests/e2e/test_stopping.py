@@ -189,6 +189,7 @@ def test_a_second_sigint_kills_at_once(runner: Runner) -> None:
     assert done.code == 130
     assert time.monotonic() - began < 5
     assert "train.py was cancelled by SIGINT" in done.report
+    assert re.fullmatch(r"\d+ % of .* was training.*", done.field("time")), done
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -515,6 +515,16 @@ def test_without_stacks_there_is_no_section_about_the_others() -> None:
     assert "Stacks of the other workers" not in text
 
 
+def test_a_long_error_and_a_long_end_are_wrapped() -> None:
+    """Only paths may be longer than the report is wide."""
+    words = " ".join(["word"] * 50)
+    evidence = {"error_type": "ValueError", "message": f"ValueError: {words}"}
+    for cause in (failure(exit_code=-9, reason=words), failure(**evidence)):
+        text = render(report(failed(cause)))
+        assert text.count("word") >= 50
+        assert max(map(len, text.splitlines())) <= 80
+
+
 def test_a_late_worker_that_exited_by_itself_is_shown_with_its_exit_code() -> None:
     """It handled SIGTERM: the exit code is its own, and does not show the reason."""
     cause = msgspec.structs.replace(failure(exit_code=0, reason=LATE), was_late=True)

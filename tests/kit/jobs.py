@@ -106,9 +106,9 @@ class Done:
         return text[text.index(ruler) + 1 :] if ruler in text else ""
 
     def field(self, name: str) -> str:
-        """Return a line of the report by its name."""
-        match = re.search(rf"^  {re.escape(name)} +(.*)$", self.report, re.MULTILINE)
-        return match.group(1) if match else ""
+        """Return a field of the report by its name, in one line."""
+        match = re.search(rf"^  {re.escape(name)} +(.*(?:\n {{13}}\S.*)*)$", self.report, re.MULTILINE)
+        return re.sub(r"\n +", " ", match.group(1)) if match else ""
 
     def __repr__(self) -> str:
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"

@@ -7,7 +7,8 @@ import signal
 from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
-from tenax._node.messages import lines_for, live_line
+from tenax._core.text import format_duration
+from tenax._node.messages import Repetitions, lines_for, live_line
 
 
 class Agent:
@@ -210,3 +211,23 @@ def test_an_expired_scope_without_a_signal_is_only_shown() -> None:
     assert agent.step(events.ScopeExpired(1, 0, 100, "load", 10.0, 1e9)) == [
         "rank 4 (pid 100) did not leave the scope 'load' within 10 s"
     ]
+
+
+def waiting(at: float, ready: int = 1) -> events.Waiting:
+    missing, left = 4 - ready, format_duration(600.0 - at)
+    return events.Waiting(f"{ready} of 4 nodes ready (a); waiting up to {left} for {missing} more")
+
+
+def test_a_long_wait_is_shown_less_and_less_often() -> None:
+    repetitions = Repetitions()
+    shown = [at for at in range(0, 600, 10) if repetitions.is_shown(waiting(at), at + 0.01 * (at % 3))]
+    assert shown == [0, 10, 20, 40, 80, 150, 270, 490]
+
+
+def test_a_change_during_a_wait_is_shown_at_once() -> None:
+    repetitions = Repetitions()
+    times = range(0, 100, 10)
+    shown = [at for at in times if repetitions.is_shown(waiting(at, ready=1 if at < 60 else 2), at)]
+    assert shown == [0, 10, 20, 40, 60, 70, 80]
+    assert repetitions.is_shown(events.GenerationEnded(1, "rank 0 failed"), 90)
+    assert repetitions.is_shown(waiting(90, ready=2), 90)

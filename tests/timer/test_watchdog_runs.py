@@ -278,7 +278,7 @@ def test_a_program_without_python_is_killed_without_stacks(runner: Runner) -> No
     (runner.home / "work.sh").chmod(0o755)
     done = runner.run("--no-python", "./work.sh", env=ON)
     assert done.code == 128 + signal.SIGTERM, done
-    assert "the scope 'shell' in time (no stacks: it is not a Python program" in done.report
+    assert "the scope 'shell' in time (no stacks: it is not a Python program" in done.field("ended")
 
 
 # --- where ------------------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_report_writes_a_page_and_prints_a_summary(logs: Path, tmp_path: Path) -
     assert lines[0] == "job: succeeded (all 2 workers succeeded)"
     assert lines[1] == f"  train.py, began 2023-11-14 22:13:21 UTC, in {logs / 'job_1'}"
     assert lines[2].startswith("  83 % of 59 s was training; ")
-    assert "generations ended early: RuntimeError 1, a node was lost 1" in lines
+    assert "generations ended early: RuntimeError (1), a node was lost (1)" in lines
     assert lines[-1] == f"page: {tmp_path / 'report.html'}"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 
@@ -116,6 +116,13 @@ def test_report_names_an_invalid_file_and_includes_the_others(logs: Path, tmp_pa
     assert done.returncode == 1
     assert "coordinator.jsonl' is not a line of a tenax journal" in done.stderr
     assert "job: succeeded" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["timeline", "report"])
+def test_a_missing_path_is_named_with_the_next_step(tmp_path: Path, command: str) -> None:
+    done = tenax(command, tmp_path / "nowhere", cwd=tmp_path)
+    expected = f"no file or folder '{tmp_path}/nowhere'; 'tenax ps --all' lists the log folders of runs on this host"
+    assert (done.returncode, done.stderr) == (2, f"tenax {command}: {expected}\n")
 
 
 def test_report_json_writes_no_page(logs: Path, tmp_path: Path) -> None:

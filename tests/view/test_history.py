@@ -488,9 +488,9 @@ def test_an_invalid_file_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     found = read_histories([str(tmp_path), str(tmp_path / "nowhere.jsonl")])
     assert len(found.histories) == 1
     assert len(found.troubles) == 4
-    assert all(each.endswith("; the journal is skipped") for each in found.troubles)
+    assert sum(each.endswith("; the journal is skipped") for each in found.troubles) == 3
     assert any("has format 2" in each for each in found.troubles)
-    assert any("nowhere.jsonl' cannot be read: No such file" in each for each in found.troubles)
+    assert any(f"no file or folder '{tmp_path}/nowhere.jsonl'" in each for each in found.troubles)
 
 
 def test_a_folder_without_journals_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenax._core.ledger import Goodput, Mean, Spent
-from tenax._view.text import cause_text, end_text, format_goodput, outcome_label, outcome_text, percent
+from tenax._view.text import cause_text, end_text, format_goodput, kind_of, outcome_label, outcome_text, percent
 
 
 def test_a_long_run_with_failures_shows_all_parts() -> None:
@@ -65,12 +65,26 @@ def test_percentages_are_rounded_but_never_to_zero_or_all(part: float, text: str
         ("cuda_out_of_memory", "CUDA out of memory"),
         ("io_error", "I/O error"),
         ("peer_lost", "peer lost"),
+        ("not_a_number", "NaN or infinite value"),
         ("RuntimeError", "RuntimeError"),
     ],
 )
 def test_a_cause_is_shown_as_text(kind: str, text: str) -> None:
     """Ids are for programs."""
     assert cause_text(kind) == text
+
+
+@pytest.mark.parametrize(
+    ("cause", "error_type", "exit_code", "kind"),
+    [
+        ("exit_code", "", 5, "exit code 5"),
+        ("signal", "", -10, "SIGUSR1"),
+        ("exception", "ValueError", 1, "ValueError"),
+        ("disk_full", "OSError", 1, "disk_full"),
+    ],
+)
+def test_the_kind_of_a_failure_is_specific(cause: str, error_type: str, exit_code: int, kind: str) -> None:
+    assert kind_of(cause, error_type, exit_code) == kind
 
 
 def test_the_end_of_a_generation_is_shown_as_text() -> None:

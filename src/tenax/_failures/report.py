@@ -193,6 +193,8 @@ def _first_cause(report: Report, failure: Failure, width: int) -> list[str]:
         "when": _when(report, failure),
         "error": shortened(evidence.message, _MAX_LINE),
         "memory": evidence.out_of_memory,
+    }
+    paths = {
         f"{of} log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
     }
@@ -210,8 +212,9 @@ def _first_cause(report: Report, failure: Failure, width: int) -> list[str]:
         "next": cause.next_step,
         "also": f"{alike} failed for the same reason" if same else "",
     }
-    lines = [line for key, value in classified.items() if value for line in _wrapped_field(key, value, width)]
-    lines += [_field(key, value) for key, value in fields.items() if value]
+    texts = {**classified, **fields}
+    lines = [line for key, value in texts.items() if value for line in _wrapped_field(key, value, width)]
+    lines += [_field(key, value) for key, value in paths.items() if value]
     if evidence.stacks:
         late = "" if cause.kind in AWAITED else " when it was late"
         lines += ["", f"  Stacks of its threads{late}, innermost call first:"]

@@ -24,12 +24,35 @@ if TYPE_CHECKING:
 
 _AGAIN = "; Ctrl-C again kills them now"
 _SHORT_RUN_S = 10.0
+_SLOWDOWN = 1.8  # a repeated message is shown again when it has been true for this many times longer
 
 
 class Line(msgspec.Struct, frozen=True):
     text: str
     important: bool = True
     colour: str = ""  # on a terminal: "red" for what failed, "yellow" for what may need attention, "green" for success
+
+
+class Repetitions:
+    """Thins out messages about waiting, which arrive every 10 s: the longer nothing changes, the fewer are shown."""
+
+    def __init__(self) -> None:
+        self._what: tuple[str, str] | None = None
+        self._since = self._shown_at = 0.0
+
+    def is_shown(self, event: AnyEvent, now: float) -> bool:
+        """Return whether the lines of this event are shown. Call it for every event."""
+        if not isinstance(event, events.Waiting):
+            self._what = None
+            return True
+        before, _, after = event.why.partition("waiting up to ")
+        what = before, after.partition(" for ")[2]  # without the time left
+        if what != self._what:
+            self._what, self._since = what, now
+        elif now - self._since < _SLOWDOWN * (self._shown_at - self._since):
+            return False
+        self._shown_at = now
+        return True
 
 
 def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:

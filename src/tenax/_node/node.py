@@ -125,6 +125,7 @@ class Node(Surroundings):
         self._final_text = ""
         self._notice = NoticeFile()
         self._journal = Journal()
+        self._journals: list[str] = []  # paths of all journals of this run
         self._on_step: Callable[[Step, AgentState], None] = lambda *_: None
         self._cold_note = ""  # why workers are not forked from a template
         self._sockets: WorkerSockets | None = None  # the workers' control plane
@@ -146,6 +147,7 @@ class Node(Surroundings):
         job, sinks = self._job, self._sinks
         self._on_step = observe
         with ExitStack() as stack:
+            stack.push(self._discard_if_refused)  # last
             loop = self._loop = Loop()
             stack.callback(loop.close)
             stack.callback(sinks.close)
@@ -197,7 +199,7 @@ class Node(Surroundings):
             self._open_health()
             self._open_sockets()
             verdict = supervisor.run()
-            self._final_text = final_text(verdict)
+            self._final_text = final_text(msgspec.structs.replace(verdict, goodput=supervisor.goodput))
         return verdict
 
     def _ask_notice_s(self) -> float | None:
@@ -226,6 +228,13 @@ class Node(Surroundings):
         for part in (self._sockets, self.scopes):
             if part is not None:
                 part.close()
+
+    def _discard_if_refused(self, _: object, error: BaseException | None, __: object) -> None:
+        """Remove the journals of a run that was refused: it never began."""
+        if isinstance(error, RequestRefused):
+            for path in self._journals:
+                with suppress(OSError):
+                    os.unlink(path)
 
     def observe(self, step: Step, state: AgentState) -> None:
         self._last_step = step, state
@@ -428,15 +437,21 @@ class Node(Surroundings):
     def open_run_journal(self) -> RunJournal:
         from tenax._node.run_journal import NAME, RunJournal
 
-        path = _unused_path(os.path.join(self.log_dir, NAME)) if self.log_dir else ""
-        return RunJournal(path, self._warn)
+        return RunJournal(self._new_journal(NAME), self._warn)
 
     def open_link_journal(self) -> LinkJournal | None:
         if not self.log_dir:
             return None
         from tenax._node.link_journal import NAME, LinkJournal
 
-        return LinkJournal(_unused_path(os.path.join(self.log_dir, NAME)), self._loop, self._warn)
+        return LinkJournal(self._new_journal(NAME), self._loop, self._warn)
+
+    def _new_journal(self, name: str) -> str:
+        """Return the path of a new journal; empty without a log directory."""
+        if not self.log_dir:
+            return ""
+        self._journals.append(_unused_path(os.path.join(self.log_dir, name)))
+        return self._journals[-1]
 
     def _open_journal(self) -> Journal:
         """Open the journal in the run's log directory, if the log specs have one.
@@ -456,8 +471,7 @@ class Node(Surroundings):
                     "choose a writable folder"
                 ) from error
             return Journal()  # reported by the worker logs, which need the same directory
-        path = _unused_path(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""
-        journal = self._journal = Journal(path, warn=self._warn)
+        journal = self._journal = Journal(self._new_journal(JOURNAL_NAME), warn=self._warn)
         self.journal_path = journal.path
         return journal
 

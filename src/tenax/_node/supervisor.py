@@ -18,9 +18,9 @@ from tenax._core.agent import SIGKILL, AgentMachine, Phase, messages_on_connecti
 from tenax._core.model import assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
-from tenax._io.interfaces import Watchable, create_machine
+from tenax._io.interfaces import RequestRefused, Watchable, create_machine
 from tenax._node.journal import Step
-from tenax._node.messages import lines_for, live_line
+from tenax._node.messages import Repetitions, lines_for, live_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand
     from tenax._core.coordinator import RunSettings
     from tenax._core.events import AnyEvent
+    from tenax._core.ledger import Goodput
     from tenax._core.messages import FromNode, NodeInfo
     from tenax._core.model import AgentSettings, Verdict
     from tenax._core.policy import RestartPolicy
@@ -143,9 +144,10 @@ class Supervisor:
         self._scopes = scopes  # None: scopes are not watched
         self._error_files: ErrorFiles | None = None  # opened when workers are stopped
         self._verdict: Verdict | None = None
+        self.goodput: Goodput | None = None  # of the run, when it has ended
         # Absolute, because readers of these paths may have another working directory.
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
-        self._is_coordinator = False
+        self._operator_api: Callable[[], OperatorService] | None = None  # None: this process is not the coordinator
         self._has_control_socket = has_control_socket
         # Read here: a server in this process raises the limit later, and workers do not inherit that.
         has_descriptors = not 0 <= os.sysconf("SC_OPEN_MAX") < _MIN_OPEN_FILES
@@ -153,6 +155,7 @@ class Supervisor:
         self._channels: dict[int, WorkerSocket] = {}  # by local rank
         self._control_socket: ControlSocket | None = None
         self._since = time.time()  # when it began
+        self._repetitions = Repetitions()
 
     def run(self) -> Verdict:
         """Run from the first join to the verdict, and close everything that was opened."""
@@ -183,6 +186,10 @@ class Supervisor:
             followed_for = self._logs.answer_final_requests()  # first: other nodes may wait for these answers
             if self._stay_for_others():
                 self._stay_for_followers(followed_for)
+            self.goodput = self._final_goodput(self._verdict)
+        except RequestRefused:
+            self._has_control_socket = False  # the run never began: leave no note about it
+            raise
         finally:
             self._processes.close()
             for local_rank in list(self._channels):
@@ -202,6 +209,12 @@ class Supervisor:
                 if journal is not None:
                     journal.close(loop.now())
         return self._verdict
+
+    def _final_goodput(self, verdict: Verdict) -> Goodput | None:
+        """Return the goodput of the run, also if this node is the only one and ended it, for example on a signal."""
+        if verdict.goodput is not None or self._operator_api is None or self._control.where:
+            return verdict.goodput
+        return self._operator_api().status().goodput
 
     def _next_deadline(self) -> float | None:
         of_scopes = self._scopes.next_deadline() if self._scopes is not None else None
@@ -257,7 +270,7 @@ class Supervisor:
             self._around.answer_stacks(request, lambda rank: self._processes.dump_stacks(generation, rank), reply)
 
     def set_operator_api(self, make_operator_api: Callable[[], OperatorService] | None) -> None:
-        self._is_coordinator = make_operator_api is not None
+        self._operator_api = make_operator_api
         self._around.set_operator_api(make_operator_api)
 
     # --- operators ----------------------------------------------------------------------------------------------------
@@ -295,7 +308,7 @@ class Supervisor:
             "generation": state.generation,
             "workers": state.settings.local_world_size,
             "rank": state.assignment.group_rank if state.assignment is not None else -1,
-            "is_coordinator": self._is_coordinator,
+            "is_coordinator": self._operator_api is not None,
             "coordinator": self._control.where,
             "log_dir": self._log_dir,
             "journal": self._journal_path,
@@ -346,7 +359,7 @@ class Supervisor:
             else:
                 reply(None, error)
 
-        if self._is_coordinator:
+        if self._operator_api is not None:
             self._control.submit(StatusRequest(), on_status)
         else:
             reply(None, "")
@@ -388,7 +401,8 @@ class Supervisor:
                 self._control.send(command.message)
         # Print before executing: the console shows a command before the workers' reaction to it.
         is_end = any(isinstance(command, commands.Finish) for command in issued)
-        for line in lines_for(event, issued, state):
+        is_shown = self._repetitions.is_shown(event, now)
+        for line in lines_for(event, issued, state) if is_shown else ():
             if line.important and not (self._around.shares_console and isinstance(event, events.LeaveNoticed)):
                 self.print_line(line.text, after_output=is_end, colour=line.colour)
         if self._scopes is not None:

@@ -120,7 +120,7 @@ def format_summary(summary: Summary, more_lines: Sequence[str] = ()) -> str:
         lines += ["", _format_total(summary)]
     for title, counts in (("generations ended early", summary.ends), ("hosts with failures", summary.hosts)):
         if counts:
-            shown = ", ".join(f"{each.name} {each.count}" for each in counts[:_MAX_SHOWN])
+            shown = ", ".join(f"{each.name} ({each.count})" for each in counts[:_MAX_SHOWN])
             more = len(counts) - _MAX_SHOWN
             lines.append(f"{title}: {shown}{f' and {more} more' if more > 0 else ''}")
     return "\n".join(map(one_line, [*lines, *more_lines])) + "\n"

@@ -24,6 +24,19 @@ _PARTS = (
 )
 _MAX_NAME = 60
 _GENERAL = frozenset({"exception", "signal", "exit_code", "unknown"})  # less specific than the class or the number
+# Causes that are the end of the process itself, which the message of the failure already states.
+STATED_BY_EXIT = _GENERAL | {
+    *("killed", "terminated", "hung_up", "segmentation_fault", "bus_error", "illegal_instruction"),
+    *("arithmetic", "aborted", "cpu_limit", "forbidden_call"),
+}
+_CAUSES = {  # ids of causes that are no plain text without their underscores
+    "arithmetic": "arithmetic error",
+    "memory": "memory allocation failed",
+    "not_a_number": "NaN or infinite value",
+    "quota": "disk quota used up",
+    "read_only": "read-only file system",
+    "shared_memory": "shared memory full",
+}
 _ACRONYMS = {"cuda": "CUDA", "gpu": "GPU", "nccl": "NCCL", "cpu": "CPU", "io": "I/O"}  # in the ids of causes
 # Why generations end before their run.
 EARLY_ENDS = {
@@ -120,7 +133,7 @@ def kind_of(cause: str, error_type: str, exit_code: int) -> str:
     is_class = error_type.replace(".", "").isidentifier() and error_type.rpartition(".")[2][:1].isupper()
     if is_class and len(error_type) <= _MAX_NAME:
         return error_type
-    return cause or exit_summary(exit_code)
+    return exit_summary(exit_code) if cause in ("", "signal", "exit_code") else cause
 
 
 def exit_summary(exit_code: int) -> str:
@@ -130,7 +143,7 @@ def exit_summary(exit_code: int) -> str:
 
 def cause_text(kind: str) -> str:
     """Return the kind of a failure for people: ``CUDA out of memory``."""
-    return " ".join(_ACRONYMS.get(word, word) for word in kind.split("_"))
+    return _CAUSES.get(kind) or " ".join(_ACRONYMS.get(word, word) for word in kind.split("_"))
 
 
 def end_text(ended_by: str) -> str:

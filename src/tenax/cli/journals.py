@@ -30,6 +30,8 @@ class Found(msgspec.Struct):
 
 def find_journals(path: str) -> tuple[list[str], str]:
     """Return this journal, or all below this folder, and a message if there are none or too many."""
+    if not os.path.lexists(path):
+        return [], f"no file or folder {path!r}; 'tenax ps --all' lists the log folders of runs on this host"
     if not os.path.isdir(path):
         return [path], ""
     found: list[str] = []

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tenax._core.text import format_duration, harmless
 from tenax._view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
-from tenax._view.text import cause_text, format_goodput, outcome_label
+from tenax._view.text import STATED_BY_EXIT, cause_text, format_goodput, outcome_label
 from tenax.cli.terminal_table import Column, counted, cut, plain, table, wrapped
 
 MIN_WIDTH = 40
@@ -284,7 +284,8 @@ def _failures(status: RunStatus, width: int, most: int) -> list[str]:
 def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlier: bool = False) -> list[str]:
     which = f"generation {failure.generation}" if is_earlier else ""
     unknown = "the cause is unknown" if failure.is_consequence else ""
-    about = (which, f"{_age(status, failure.at)} ago", cause_text(plain(failure.cause)), unknown)
+    cause = "" if failure.cause in STATED_BY_EXIT else cause_text(plain(failure.cause))
+    about = (which, f"{_age(status, failure.at)} ago", cause, unknown)
     first, *others = wrapped(f"{plain(failure.text)} ({', '.join(filter(None, about))})", width - 4, 3)
     return [_INDENT + first, *(f"{_INDENT}  {line}" for line in others)]
 

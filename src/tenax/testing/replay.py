@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.agent import AgentMachine
-from tenax._node.messages import lines_for
+from tenax._node.messages import Repetitions, lines_for
 from tenax.testing.agent_invariants import InvariantBroken, InvariantChecker
 
 TYPE_CHECKING = False
@@ -42,6 +42,7 @@ def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed
     checker = InvariantChecker(machine.state)
     lines: list[ReplayLine] = []
     differences: list[str] = []
+    repetitions = Repetitions()
     for number, step in enumerate(steps, 1):
         checker.expect(machine.state, step.event)
         commands = machine.step(step.event, step.at)
@@ -54,7 +55,9 @@ def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed
             checker.check(machine.state, step.event, commands)
         except InvariantBroken as broken:
             differences.append(f"step {number}, {type(step.event).__name__}: invariant broken: {broken}")
-        lines += [ReplayLine(step.at - header.at, line.text) for line in lines_for(step.event, commands, machine.state)]
+        if repetitions.is_shown(step.event, step.at):
+            after_s, shown = step.at - header.at, lines_for(step.event, commands, machine.state)
+            lines += [ReplayLine(after_s, line.text) for line in shown]
     is_complete = footer is not None and footer.steps_not_written == 0
     return Replayed(lines, differences, machine.state.verdict, is_complete)
 

@@ -34,6 +34,7 @@ from tenax._core.etcd.operations import (
     Transaction,
     prefix_end,
 )
+from tenax._io.etcd.client import PATIENCE_S
 from tenax._io.etcd.settings import etcd_settings
 
 from .kit import (
@@ -196,6 +197,15 @@ def test_a_refused_connection_is_reported() -> None:
         client.call(Put(b"k", b"v"), patience_s=0.5)
     assert caught.value.message == f"etcd did not answer within 0.5 s: {endpoint}: connection refused"
     assert caught.value.is_certain
+
+
+def test_a_refused_connection_is_reported_also_if_no_token_could_be_obtained() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # its port is closed after this block
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+    with ClientInLoop(etcd_settings(endpoint, user="someone", password="secret")) as client:
+        patience_s = PATIENCE_S + 0.3  # longer than that of the authentication
+        message = raised(lambda: client.call(Put(b"k", b"v"), patience_s=patience_s), EtcdUnavailable)
+    assert message == f"etcd did not answer within 5.3 s: {endpoint}: connection refused"
 
 
 def test_an_unknown_host_name_is_reported() -> None:

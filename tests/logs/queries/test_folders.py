@@ -59,6 +59,14 @@ def test_lines_of_a_finished_run_are_shown(run: Run) -> None:
     assert (done.code, done.out, done.err) == (1, "", "tenax logs: no such lines\n")
 
 
+def test_a_last_generation_without_output_is_reported_with_the_next_step(run: Run) -> None:
+    run.start("--redirects", "3")
+    run.finish(run.hub.generation(1))
+    done = run.logs(str(run.runner.run_dir()))
+    silent = "the workers of the last generation wrote nothing; '--generation all' also shows the earlier ones"
+    assert (done.code, done.out, done.err) == (1, "", f"tenax logs: {silent}\n")
+
+
 def test_without_times_lines_are_shown_file_by_file(run: Run) -> None:
     """For files of an older tenax, or copied without their times; a note is printed."""
     make(run)

@@ -144,6 +144,11 @@ def test_causes_come_before_consequences_and_long_lists_are_cut() -> None:
     assert "rank 9 on node0003 exit code 1: RuntimeError: boom (generation 1, 5 s ago)" in text
 
 
+@pytest.mark.parametrize("cause", ["exit_code", "killed", "exception"])
+def test_a_cause_that_the_failure_states_is_not_repeated(cause: str) -> None:
+    assert "boom (5 s ago)" in re.sub(r"\s+", " ", render(status(failures=(failure(3, cause=cause),))))
+
+
 def test_a_hang_replaces_the_phase() -> None:
     hang = "generation 2 seems to hang: no activity for 5 min; rank 3 on node0003: in load, train.py:7"
     text = re.sub(r"\s+", " ", render(status(hang=hang)))

@@ -77,7 +77,7 @@ def test_a_hang_without_a_restart_left_is_a_failure_with_a_reason(job: Job) -> N
     job.hub.step(members, {1: "e"})
     done = agent.wait(LONG_TIMEOUT_S)
     assert done.code == 1, done
-    assert "hung: no activity on 1 node for" in done.report
+    assert "hung: no activity on 1 node for" in done.field("ended")
     assert "in wait_for_nothing" in done.report
 
 

@@ -143,7 +143,7 @@ class EtcdCall(msgspec.Struct, eq=False):
             return
         self._timer.cancel()
         if isinstance(error, EtcdUnavailable) and self._client.loop.now() < self._until:
-            self._troubles.setdefault(self._endpoint.name, "no auth token")
+            self._troubles = {self._endpoint.name: "no auth token"} | self._troubles | self._client.troubles
             self._timer = self._client.loop.at(self._client.loop.now() + _FIRST_PAUSE_S, self._continue)
         else:
             self._fail(error)

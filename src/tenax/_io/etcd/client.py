@@ -94,7 +94,7 @@ class EtcdClient:
         self.preferred_endpoint = self._endpoints[0]
         self.calls: set[EtcdCall] = set()
         self.streams: set[WatchStream] = set()
-        self._troubles: dict[str, str] = {}
+        self.troubles: dict[str, str] = {}
         self._local_address = ""
         self._is_closed = False
 
@@ -120,7 +120,7 @@ class EtcdClient:
     @property
     def trouble(self) -> str:
         """The latest failures by endpoint, as text; empty if the last call succeeded."""
-        return format_troubles(self._troubles)
+        return format_troubles(self.troubles)
 
     def close(self) -> None:
         """Cancel all calls and close all streams and connections, without callbacks."""
@@ -147,7 +147,7 @@ class EtcdClient:
     def note_success(self, endpoint: EtcdEndpoint, local_address: str) -> None:
         self.preferred_endpoint = endpoint
         self._local_address = local_address
-        self._troubles = {}
+        self.troubles = {}
 
     def note_failure(self, troubles: dict[str, str]) -> None:
-        self._troubles = {**self._troubles, **troubles}
+        self.troubles = {**self.troubles, **troubles}
