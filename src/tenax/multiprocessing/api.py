@@ -20,6 +20,7 @@ from tenax._core.events import SignalReceived
 from tenax._core.model import AgentSettings, Outcome, WorkerPhase
 from tenax._engines.local import LocalEngine
 from tenax._failures.process_failure import ProcessFailure
+from tenax._io.latch import Latch
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, line_prefix, to_map
 from tenax._node.journal import Journal
@@ -151,7 +152,7 @@ class PContext(ABC):
         self._outcome: RunProcsResult | None = None
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._started, self._ended = _Latch(), _Latch()
+        self._started, self._ended = Latch(), Latch()
         self._signals = ExitStack()  # restores the program's signal handlers
 
     def _all_prefixes(self, prefixes: dict[int, str] | None) -> dict[int, str] | None:
@@ -315,27 +316,6 @@ class PContext(ABC):
                 stuck = result.failures[local_rank] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
                 stuck.message = verdict.why
         return result
-
-
-class _Latch:
-    """Is opened once. An exception that a signal handler raises during ``wait`` leaves no lock behind.
-
-    It may do so in a ``threading.Condition``, which acquires its lock in Python code.
-    """
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def open(self) -> None:
-        if not self.is_open:
-            self.is_open = True
-            self._lock.release()
-
-    def wait(self, timeout: float = -1) -> None:
-        if not self.is_open and self._lock.acquire(timeout=timeout):
-            self._lock.release()  # for another thread that waits
 
 
 class _Surroundings(Surroundings):

@@ -1,14 +1,14 @@
 """A blocking etcd client, for stores and tools.
 
-It has its own loop and no thread: one of the waiting threads runs the loop for all of them, and the next takes over
-when that thread has its result. So a thread that waits for a change never delays another thread's call. A forked child
-gets its own loop and connections.
+Its loop runs in a thread, where no signal handler runs: an exception that a handler raises ends the call that it
+interrupts, and never cuts off the answer to another one. A thread that waits for a change does not delay another
+thread's call. A forked child gets its own thread, loop and connections.
 """
 
 from __future__ import annotations
 
 import os
-from threading import Condition
+import threading
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,11 +16,13 @@ import msgspec
 from tenax._core.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.client import PATIENCE_S, EtcdClient
 from tenax._io.etcd.subscription import Subscription
+from tenax._io.latch import Latch
 from tenax._io.loop import NO_TIMER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from tenax._core.etcd.operations import Change, Operation
     from tenax._io.etcd.gateway import Fault
@@ -39,16 +41,18 @@ class BlockingEtcd:
         self._open()
 
     def _open(self) -> None:
-        self._pid = os.getpid()
         self._loop = Loop()
         self._client = EtcdClient(self._loop, self._settings)
-        self._condition = Condition()
-        self._is_loop_running = False
+        self._results: set[_Result[Any]] = set()  # of the calls in progress
         self._is_closed = False
+        self._ended = Latch()
+        threading.Thread(target=self._run, name="tenax etcd client", daemon=True).start()
+        self._pid = os.getpid()
 
     def call(self, operation: Operation[A], patience_s: float | None = None) -> A:
         """Return the answer. Raises EtcdError."""
-        result: _Result[A] = _Result(self._condition_in_this_process())
+        self._open_after_fork()
+        result: _Result[A] = _Result()
         patience = self._patience_s if patience_s is None else patience_s
         client = self._client
 
@@ -59,7 +63,8 @@ class BlockingEtcd:
 
     def wait_for_change(self, key: bytes, end: bytes, from_revision: int, timeout_s: float) -> list[Change]:
         """Return the next changes from that revision on, or none after ``timeout_s``. Raises EtcdError."""
-        result: _Result[list[Change]] = _Result(self._condition_in_this_process())
+        self._open_after_fork()
+        result: _Result[list[Change]] = _Result()
         done, failed = result.succeed, result.fail
         waiting = _ChangeWait(
             self._client, key, end, lambda _: None, done, failed, next_revision=from_revision, timeout_s=timeout_s
@@ -82,84 +87,73 @@ class BlockingEtcd:
 
     def close(self) -> None:
         """Close the client. Calls of other threads fail."""
-        condition = self._condition_in_this_process()
-        with condition:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._loop.wake()
-            condition.notify_all()
-            condition.wait_for(lambda: not self._is_loop_running)
-            self._client.close()
-            self._loop.close()
+        self._open_after_fork()
+        self._is_closed = True
+        self._loop.soon(lambda: None)  # wakes it
+        self._ended.wait()
 
-    # --- the loop -----------------------------------------------------------------------------------------------------
-
-    def _condition_in_this_process(self) -> Condition:
+    def _open_after_fork(self) -> None:
         if self._pid != os.getpid():
             self._open()
-        return self._condition
 
     def _wait(self, start: Callable[[], None], result: _Result[A]) -> A:
-        condition = self._condition
-        with condition:
-            if self._is_closed:
+        self._results.add(result)
+        try:
+            if self._is_closed:  # checked last: from now on, the thread ends this call too
                 raise EtcdError("this etcd client is closed")
-            self._loop.soon(start)
-            try:
-                while not result.is_done and not self._is_closed:
-                    if self._is_loop_running:
-                        condition.wait()
-                    else:
-                        self._run_until(result, condition)
-            except BaseException:  # such as KeyboardInterrupt
-                self._loop.soon(result.cancel)
-                raise
+            self._loop.soon(lambda: result.run(start))
+            result.done.wait()
+        except BaseException:  # such as KeyboardInterrupt
+            self._loop.soon(result.cancel)
+            raise
+        finally:
+            self._results.discard(result)
         return result.get()
 
-    def _run_until(self, result: _Result[A], condition: Condition) -> None:
-        """Run the loop with the lock released."""
-        self._is_loop_running = True
-        condition.release()
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
         try:
-            self._loop.next_event(lambda: 0.0 if result.is_done or self._is_closed else None)
+            self._loop.next_event(lambda: 0.0 if self._is_closed else None)
         finally:
-            condition.acquire()
-            self._is_loop_running = False
-            condition.notify_all()
+            self._is_closed = True
+            self._client.close()
+            self._loop.close()
+            for result in list(self._results):
+                result.fail(EtcdError("this etcd client was closed during the call"))
+            self._ended.open()
 
 
 class _Result(msgspec.Struct, Generic[A], eq=False):
     """The result of one operation of a waiting thread."""
 
-    _condition: Condition
-    _answer: A | None = None
-    _error: EtcdError | None = None
-    is_done: bool = False
+    done: Latch = msgspec.field(default_factory=Latch)
     on_cancel: Callable[[], None] | None = None
+    _answer: A | None = None
+    _error: Exception | None = None
+
+    def run(self, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except Exception as error:  # the caller's: an argument of the wrong type
+            self.fail(error)
 
     def succeed(self, answer: A) -> None:
         self._answer = answer
-        self._finish()
+        self.done.open()
 
-    def fail(self, error: EtcdError) -> None:
-        self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        with self._condition:
-            self.is_done = True
-            self._condition.notify_all()
+    def fail(self, error: Exception) -> None:
+        if not self.done.is_open:
+            self._error = error
+            self.done.open()
 
     def get(self) -> A:
         if self._error is not None:
             raise self._error
-        if not self.is_done:
-            raise EtcdError("this etcd client was closed during the call")
         return self._answer  # type: ignore[return-value]
 
     def cancel(self) -> None:
-        if self.on_cancel is not None and not self.is_done:
+        if self.on_cancel is not None and not self.done.is_open:
             self.on_cancel()
 
 
