@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -202,3 +204,41 @@ def test_an_error_whose_str_raises_is_counted() -> None:
     queue.put(1)
     queue.put(2)
     assert queue.close(TIMEOUT_S) == "the broken handler failed 2 times (last error: Broken)"
+
+
+_INTERRUPTED = """
+import random, signal
+from tenax._io.background_queue import BackgroundQueue
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    global is_armed
+    if is_armed:
+        is_armed = False
+        raise Interrupt
+
+put, received = 0, []
+queue = BackgroundQueue("the list", received.append, max_waiting=10**9)
+queue.put(0)
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(500):
+    is_armed = True
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.0004))
+        while is_armed:
+            queue.put(put)
+            put += 1
+    except Interrupt:
+        pass
+print(repr(queue.close(60)), set(range(put)) <= set(received))
+"""
+
+
+@pytest.mark.process
+def test_a_signal_handler_may_raise_at_any_moment_of_a_put() -> None:
+    """Every item whose ``put`` returned is handled."""
+    command = [sys.executable, "-c", _INTERRUPTED]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.stdout == "'' True\n"

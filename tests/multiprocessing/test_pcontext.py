@@ -26,6 +26,7 @@ from tenax.multiprocessing import (
     SubprocessContext,
     start_processes,
 )
+from tenax.timer._watchdog_pipe import WatchdogPipe
 
 pytestmark = [on_linux, forks_with_threads]
 
@@ -320,6 +321,17 @@ def test_an_unknown_start_method_is_rejected(tmp_path: Path) -> None:
         start_processes(
             "test", double, {0: (1,)}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)), start_method="teleport"
         )
+
+
+def test_a_failed_start_restores_signal_handlers_and_closes_the_watchdog(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with leaving_nothing():
+        context = MultiprocessContext("test", double, {0: (1,)}, {0: {}}, "teleport", DefaultLogsSpecs())
+        context.scopes = WatchdogPipe(1, str(tmp_path / "pipe"))
+        context.scopes.make()
+        with pytest.raises(ValueError, match="start_method"):
+            context.start()
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 # --- programs that use it ---------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import gone, leaving_nothing, on_linux
+from kit.processes import children, gone, leaving_nothing, on_linux
+from tenax._node.workers import decide_placements
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler, get_subprocess_handler
+from tenax.numa.binding import AffinityMode, NumaOptions
 
 pytestmark = on_linux
 
@@ -53,3 +55,27 @@ def test_close_signals_the_whole_group(tmp_path: Path) -> None:
 def test_a_missing_program_raises_and_leaves_no_file_open(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         SubprocessHandler("/no/such", (), {}, str(tmp_path / "out"), str(tmp_path / "err"), 0)
+
+
+@pytest.mark.parametrize("size", ["3", "many"])
+def test_a_wrong_local_world_size_starts_nothing(size: str, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    env = {"LOCAL_WORLD_SIZE": size}
+    with pytest.raises(ValueError, match=f"LOCAL_WORLD_SIZE.*{size}"):
+        SubprocessHandler("/bin/sleep", ("60",), env, str(started), None, 3, NumaOptions(AffinityMode.NODE))
+    assert children() == set()
+    assert not started.exists()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a CPU for each of two programs")
+def test_a_program_is_bound_to_its_cpus() -> None:
+    options = NumaOptions(AffinityMode.EXCLUSIVE, should_fall_back_if_binding_fails=True)
+    placement = decide_placements(options, 2).placement
+    assert placement is not None
+    handler = SubprocessHandler("/bin/sleep", ("60",), {"LOCAL_WORLD_SIZE": "2"}, None, None, 1, options)
+    try:
+        cpus = placement.bindings[1].cpus if placement.bindings else os.sched_getaffinity(0)
+        assert os.sched_getaffinity(handler.proc.pid) == set(cpus)
+    finally:
+        handler.close()
+        handler.proc.wait()

@@ -9,13 +9,16 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from kit.addresses import own_address
 from kit.processes import TIMEOUT_S, forks_with_threads, leaving_nothing
+from store import requests as ask
+from store.requests import Peer
 from store.servers import our_server
 from tenax._io.listen import listen
 from tenax.store import Store, StoreConnectionError, StoreServer, StoreTimeoutError, TCPStore
@@ -315,6 +318,26 @@ def test_a_master_waits_for_its_workers() -> None:
         assert master.list_keys() == []
         for worker in workers:
             worker.close()
+
+
+@pytest.mark.parametrize("change", [ask.set_(b"init/", b"text"), ask.push(b"init/", b"1")], ids=["set", "push"])
+def test_a_master_waits_for_its_workers_whatever_a_client_does_to_their_number(change: bytes) -> None:
+    listener = listen("127.0.0.1")
+    port, descriptor = listener.getsockname()[1], listener.detach()
+
+    def join(**options: Any) -> None:
+        TCPStore("127.0.0.1", port, world_size=2, timeout=30, **options).close()
+
+    with ThreadPoolExecutor() as pool, Peer(port) as peer:
+        master = pool.submit(join, is_master=True, master_listen_fd=descriptor)
+        peer.send(ask.wait(b"init/"))
+        peer.receive(1)
+        peer.send(ask.delete(b"init/") + change + ask.delete(b"init/"))
+        assert peer.answers() is not None
+        with ExitStack() as workers:
+            for _ in range(2):
+                workers.enter_context(TCPStore("127.0.0.1", port, world_size=2, timeout=30))
+            master.result()
 
 
 def test_a_master_stops_waiting_for_workers_at_its_timeout() -> None:

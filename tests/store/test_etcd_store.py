@@ -278,7 +278,8 @@ def test_a_forked_process_is_another_writer(etcd: EtcdCluster, prefix: str) -> N
         assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
         print(store.add("n", 0))
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), etcd.endpoints, prefix]
+    # Python 3.12 and later warn about a fork with threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), etcd.endpoints, prefix]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.stdout, done.stderr) == ("41\n", "")
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.process
 
 _INTERRUPTED = """
 import random, signal, threading
-from tenax.store import FileStore, TCPStore
+from tenax.store import FileStore, MemoryStore, TCPStore
 
 class Interrupt(Exception):
     pass
@@ -29,6 +29,7 @@ server = TCPStore("127.0.0.1", 0, is_master=True)
 open_store = {
     "TCPStore": lambda: TCPStore("127.0.0.1", server.port, timeout=60),
     "FileStore": lambda: FileStore("store", timeout=60),
+    "MemoryStore": MemoryStore(timeout=60).clone,
 }[KIND]
 store = open_store()
 signal.signal(signal.SIGALRM, interrupt)
@@ -76,7 +77,7 @@ def _run(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["TCPStore", "FileStore"])
+@pytest.mark.parametrize("kind", ["TCPStore", "FileStore", "MemoryStore"])
 def test_a_signal_handler_may_raise_at_any_moment_of_a_call(kind: str, tmp_path: Path) -> None:
     """No lock stays locked, and the store is as other clients see it."""
     assert _run(f"KIND = {kind!r}\n{_INTERRUPTED}", tmp_path) == "closed\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import signal
 import subprocess
 import sys
 import time
@@ -105,7 +106,37 @@ def test_a_block_whose_acquisition_failed_is_not_open() -> None:
         raise AssertionError("was entered")
     with timer.expires(60, "step", notes):
         pass
-    assert [verb for verb, *_ in notes.calls] == ["acquire", "acquire", "release"]
+    assert [verb for verb, *_ in notes.calls] == ["acquire", "release", "acquire", "release"]
+
+
+class Interrupted(RecordingClient):
+    """Receives a signal after an acquisition, or before a release, once."""
+
+    def __init__(self, verb: str) -> None:
+        super().__init__()
+        self._verb = verb
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        super().acquire(scope_id, expiration_time)
+        self._receive("acquire")
+
+    def release(self, scope_id: str) -> None:
+        self._receive("release")
+        super().release(scope_id)
+
+    def _receive(self, verb: str) -> None:
+        if verb == self._verb:
+            self._verb = ""
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("verb", ["acquire", "release"])
+def test_an_interrupt_leaves_no_timer(verb: str) -> None:
+    """The process may handle the exception and continue; a timer that nothing releases would kill it."""
+    notes = Interrupted(verb)
+    with pytest.raises(KeyboardInterrupt), timer.expires(60, "step", notes):
+        pass
+    assert [verb for verb, *_ in notes.calls] == ["acquire", "release"]
 
 
 FORKS = """

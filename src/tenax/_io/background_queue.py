@@ -3,12 +3,16 @@
 A metric or event handler may raise, be slow, or never return. It is called in its own thread, with one item after the
 other in order. Items that do not fit into its queue are dropped. Every loss is counted and reported: the first problem
 at once, the total at the end. ``put`` never waits and never raises.
+
+An exception that a signal handler raises at any moment leaves no lock behind. It may do so in a
+``threading.Condition``, which acquires its lock in Python code.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from _queue import SimpleQueue  # `queue` itself imports more
 from collections import deque
 
 import msgspec
@@ -37,7 +41,8 @@ class BackgroundQueue(msgspec.Struct, eq=False):
     dropped: int = 0
     _waiting: deque[Any] = msgspec.field(default_factory=deque)
     _call_began_at: float | None = None  # None: no call is in progress
-    _changed: threading.Condition = msgspec.field(default_factory=threading.Condition)
+    _lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
+    _wakeups: SimpleQueue[None] = msgspec.field(default_factory=SimpleQueue)  # the thread waits for these
     _thread: threading.Thread | None = None
     _is_closed: bool = False
     _has_ended: bool = False
@@ -46,13 +51,14 @@ class BackgroundQueue(msgspec.Struct, eq=False):
     _has_reported: bool = False
 
     def put(self, item: object) -> None:
-        with self._changed:
+        with self._lock:
             if self._is_closed or len(self._waiting) >= self.max_waiting:
                 self.dropped += 1
                 return
-            self._waiting.append(item)
             self._start_thread()
-            self._changed.notify()
+            if not self._waiting:
+                self._wakeups.put(None)
+            self._waiting.append(item)
 
     def _start_thread(self) -> None:
         if self._thread is None:
@@ -69,18 +75,18 @@ class BackgroundQueue(msgspec.Struct, eq=False):
 
     def finish(self) -> None:
         """Accept no more items. Does not wait."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             if self.end is not None:
                 self._start_thread()
-            self._changed.notify()
+            self._wakeups.put(None)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> str:
         """Wait up to ``timeout_s`` for queued items. Return a message about losses, or ""."""
         self.finish()
         if self._thread is not None:
             self._thread.join(timeout_s)
-            with self._changed:
+            with self._lock:
                 missed = len(self._waiting) + (self._call_began_at is not None)
                 self._waiting.clear()
                 self._call_began_at = None  # counted as missed even if the call still returns
@@ -89,16 +95,16 @@ class BackgroundQueue(msgspec.Struct, eq=False):
         return self._losses()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
-                    break
-                item = self._waiting.popleft()
-                self._call_began_at = self.now()
-            self._call(self._take, item)
-            with self._changed:
-                self._call_began_at = None
+        is_over = False
+        while not is_over:
+            with self._lock:
+                items = [self._waiting.popleft()] if self._waiting else []
+                self._call_began_at = self.now() if items else None
+                is_over = self._is_closed and not items
+            if items:
+                self._call(self._take, *items)
+            elif not is_over:
+                self._wakeups.get()
         if self.end is not None:
             self._call(self.end)
             self._has_ended = True
@@ -122,7 +128,7 @@ class BackgroundQueue(msgspec.Struct, eq=False):
         return f"{self.name} {' and '.join(parts)}" if parts else ""
 
     def _hang(self) -> str:
-        with self._changed:
+        with self._lock:
             since, waiting = self._call_began_at, len(self._waiting)
         if since is None or not waiting or (took_s := self.now() - since) < _MAX_CALL_S:
             return ""

@@ -92,9 +92,9 @@ def signals_as_exceptions(numbers: list[signal.Signals], *, only_defaults: bool 
         for number, handler in before.items()
         if (handler in _DEFAULT_HANDLERS if only_defaults else handler != signal.SIG_IGN)
     ]
-    for number in replaced:
-        signal.signal(number, _raise)
     try:
+        for number in replaced:
+            signal.signal(number, _raise)
         yield
     finally:
         for number in replaced:
@@ -194,13 +194,14 @@ class PContext(ABC):
         """Start all processes. Returns when each has started or failed to start."""
         if self._thread is not None or self._ended.is_open:
             raise RuntimeError(f"the processes {self.name!r} were already started; create a new context")
-        # Before there is a process that a signal could orphan.
-        self._signals.enter_context(signals_as_exceptions(parse_signals(DEFAULT_SIGNALS), only_defaults=True))
-        placements = decide_placements(self._numa_options, self.nprocs)
-        entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
-        keeper = entrypoint.keeper()
-        loop = self._loop = Loop()
+        keeper = loop = None
         try:
+            # Before there is a process that a signal could orphan.
+            self._signals.enter_context(signals_as_exceptions(parse_signals(DEFAULT_SIGNALS), only_defaults=True))
+            placements = decide_placements(self._numa_options, self.nprocs)
+            entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
+            keeper = entrypoint.keeper()
+            loop = self._loop = Loop()
             keeper.spawn()  # in this thread, because it may fork
             self._logs.open()
             supervisor = Supervisor(
@@ -223,11 +224,9 @@ class PContext(ABC):
         except BaseException:
             self._restore_signals()
             self._thread = None
-            keeper.close()
-            self._logs.close()
-            if self.scopes is not None:
-                self.scopes.close()
-            loop.close()
+            for opened in (keeper, self._logs, self.scopes, loop):
+                if opened is not None:
+                    opened.close()
             raise
         self._started.wait()
         if self._broken is not None:

@@ -10,6 +10,7 @@ import threading
 import time
 from abc import abstractmethod
 
+from tenax._io.latch import Latch
 from tenax.store._api import (
     DEFAULT_TIMEOUT_S,
     QueueEmptyError,
@@ -154,35 +155,40 @@ class MemoryStore(LocalStore):
     def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT_S) -> None:
         super().__init__(timeout)
         self._table = Table()
-        self._changed = threading.Condition()
+        # An exception of a signal handler leaves no lock behind; in a threading.Condition it may.
+        self._lock = threading.RLock()
+        self._waiting: set[Latch] = set()  # opened by every change
 
     def clone(self) -> MemoryStore:
         copy = MemoryStore(self._timeout_s)
-        copy._table, copy._changed = self._table, self._changed
+        copy._table, copy._lock, copy._waiting = self._table, self._lock, self._waiting
         return copy
 
     def __str__(self) -> str:
         return "the store in memory"
 
     def _change(self, change: Callable[[Table], T]) -> T:
-        with self._changed:
-            try:
-                return change(self._table)
-            finally:
-                self._changed.notify_all()
+        with self._lock:
+            for latch in list(self._waiting):  # before the change: an exception in between loses no wake-up
+                latch.open()
+            return change(self._table)
 
     def _read(self, read: Callable[[Table], T]) -> T:
-        with self._changed:
+        with self._lock:
             return read(self._table)
 
     def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
-        with self._changed:
-            while (result := read(self._table)) is None:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return None
-                self._changed.wait(left_s)
-        return result
+        while True:
+            changed = Latch()
+            try:
+                with self._lock:
+                    result = read(self._table)
+                    if result is not None or time.monotonic() >= deadline:
+                        return result
+                    self._waiting.add(changed)
+                changed.wait(max(0.0, deadline - time.monotonic()))
+            finally:
+                self._waiting.discard(changed)
 
 
 def _name(key: str) -> bytes:

@@ -15,7 +15,7 @@ from tenax.store import _wire as wire
 from tenax.store._api import StoreError
 from tenax.store._key_values import KeyValues, Waiter
 from tenax.store._server import StoreServer
-from tenax.store._table import as_number
+from tenax.store._table import NotANumber, as_number
 
 
 class ServerThread:
@@ -54,7 +54,11 @@ class _WorkerCount(Waiter):
         table.register(wire.WORKER_COUNT_KEY, self)
 
     def seen(self, key: bytes) -> bool:
-        if as_number(self._table.values[key]) >= self._expected:
+        try:
+            count = as_number(self._table.values.get(key, b"0"))
+        except NotANumber:  # a client may use this key as any other
+            count = 0
+        if count >= self._expected:
             self.is_complete.set()
         else:
             self._table.register(key, self)

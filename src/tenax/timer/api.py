@@ -262,29 +262,29 @@ def _held(after: float, scope: str, client: TimerClient | None) -> Iterator[None
     if used is None:
         raise RuntimeError("no timer client is configured; call tenax.timer.configure(client) first, or pass client=")
     deadline = time.time() + after
-    _enter(used, scope, deadline)
     try:
+        _enter(used, scope, deadline)
         yield
     finally:
-        _leave(used, scope, deadline)
+        try:
+            _leave(used, scope, deadline)
+        except BaseException:  # a signal handler may have raised it before the release was sent
+            _leave(used, scope, deadline)
+            raise
 
 
 def _enter(client: TimerClient, scope: str, deadline: float) -> None:
     """Acquire the timer if this deadline is the earliest of its name."""
     with _lock:
-        key = (os.getpid(), id(client), scope)
-        deadlines = _open.setdefault(key, [])
+        deadlines = _open.setdefault((os.getpid(), id(client), scope), [])
         is_earliest = not deadlines or deadline < min(deadlines)
         deadlines.append(deadline)
-        try:
-            if is_earliest:
-                client.acquire(scope, deadline)
-        except BaseException:
-            _forget(key, deadline)
-            raise
+        if is_earliest:
+            client.acquire(scope, deadline)
 
 
 def _leave(client: TimerClient, scope: str, deadline: float) -> None:
+    """Release the timer, or acquire it for the next deadline. May be repeated."""
     with _lock:
         left = _forget((os.getpid(), id(client), scope), deadline)
         if not left:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 
 import pytest
 
@@ -48,6 +48,12 @@ def test_calls_return_answers_and_raise_errors(blocking: BlockingEtcd) -> None:
     blocking.call(Status())
     assert blocking.trouble == ""
     assert blocking.local_address().startswith("127.")
+
+
+def test_an_argument_of_the_wrong_type_ends_only_its_call(blocking: BlockingEtcd) -> None:
+    with pytest.raises(TypeError):
+        blocking.call(Put(object(), b"v"))  # type: ignore[arg-type]
+    assert blocking.call(Status()).version
 
 
 def test_wait_for_change_returns_changes_from_a_revision_on(blocking: BlockingEtcd) -> None:
@@ -136,32 +142,6 @@ def test_a_client_that_is_not_closed_leaves_nothing(etcd: EtcdCluster) -> None:
     until(lambda: descriptors() == before, "its thread to close its descriptors")
 
 
-def test_a_signal_handler_may_raise_at_any_moment_of_a_call(blocking: BlockingEtcd) -> None:
-    """The calls of this thread and of another one go on."""
-    is_over = False
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    def call() -> None:
-        while not is_over:
-            blocking.call(Status())
-
-    thread = in_thread(call)
-    old = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for number in range(500):
-            with suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.0005 + number * 1e-6)
-                while True:
-                    blocking.call(Status())
-    finally:
-        signal.signal(signal.SIGALRM, old)
-        is_over = True
-    join(thread)
-    assert blocking.call(Status()).version
-
-
 def test_the_client_is_usable_after_an_interrupt(blocking: BlockingEtcd) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -174,6 +154,65 @@ def test_the_client_is_usable_after_an_interrupt(blocking: BlockingEtcd) -> None
     finally:
         signal.signal(signal.SIGALRM, old)
     assert blocking.call(Status()).version
+
+
+_INTERRUPTED = """
+import random, signal, sys, threading
+from tenax._core.etcd.operations import Status
+from tenax.etcd import BlockingEtcd, etcd_settings
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    global is_armed
+    if is_armed:
+        is_armed = False
+        raise Interrupt
+
+client = BlockingEtcd(etcd_settings(sys.argv[1]), patience_s=60)
+is_over, others = False, []
+
+def call_often():
+    while not is_over:
+        others.append(client.call(Status()))
+
+threads = [threading.Thread(target=call_often, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(300):
+    is_armed = True
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.004))
+        while is_armed:
+            client.call(Status())
+    except Interrupt:
+        pass
+is_over = True
+for thread in threads:
+    thread.join()
+assert others
+client.close()
+print("closed")
+"""
+
+
+def test_a_signal_handler_may_raise_at_any_moment_of_a_call(etcd: EtcdCluster) -> None:
+    """The calls of other threads are answered, and the client can be closed."""
+    command = [sys.executable, "-c", _INTERRUPTED, etcd.endpoints]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.stdout == "closed\n"
+
+
+def test_a_signal_handler_may_close_the_client_during_a_call(etcd: EtcdCluster) -> None:
+    client = etcd.client()
+    old = signal.signal(signal.SIGALRM, lambda *_: client.close())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert "closed" in raised(lambda: client.wait_for_change(unique_prefix(), b"", 0, 60), EtcdError)
+    finally:
+        signal.signal(signal.SIGALRM, old)
 
 
 def test_close_ends_the_waits_of_other_threads(etcd: EtcdCluster) -> None:

@@ -120,7 +120,7 @@ class _Session:
         self._waiting.add(result)  # before the check: ``_run`` does the two in the other order
         try:
             if not self._is_stopping:
-                soon(start)
+                soon(lambda: result.begin(start))
                 result.ended.wait()
         except BaseException:  # such as KeyboardInterrupt
             soon(result.cancel)
@@ -152,7 +152,7 @@ class _Result(msgspec.Struct, Generic[A], eq=False):
 
     ended: Latch = msgspec.field(default_factory=Latch)
     _answer: A | None = None
-    _error: EtcdError | None = None
+    _error: Exception | None = None
     is_done: bool = False
     on_cancel: Callable[[], None] | None = None
 
@@ -160,7 +160,7 @@ class _Result(msgspec.Struct, Generic[A], eq=False):
         self._answer = answer
         self._finish()
 
-    def fail(self, error: EtcdError) -> None:
+    def fail(self, error: Exception) -> None:
         self._error = error
         self._finish()
 
@@ -174,6 +174,12 @@ class _Result(msgspec.Struct, Generic[A], eq=False):
         if not self.is_done:
             raise EtcdError("this etcd client is closed")
         return self._answer  # type: ignore[return-value]
+
+    def begin(self, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except Exception as error:  # the caller's: an argument of the wrong type
+            self.fail(error)
 
     def cancel(self) -> None:
         if self.on_cancel is not None and not self.is_done:

@@ -33,10 +33,11 @@ class SubprocessHandler:
         numa_options: NumaOptions | None = None,
     ) -> None:
         self.local_rank_id = local_rank_id
+        cpus = self._cpus(env, numa_options)
         self._files = ExitStack()
         try:
             self._stdout, self._stderr = self._open(stdout), self._open(stderr)
-            self.proc = self._start(entrypoint, args, env, numa_options)
+            self.proc = self._start(entrypoint, args, env, cpus)
         except BaseException:
             self._files.close()
             raise
@@ -44,8 +45,20 @@ class SubprocessHandler:
     def _open(self, path: str | None) -> IO[bytes] | None:
         return self._files.enter_context(open(path, "wb")) if path else None
 
+    def _cpus(self, env: dict[str, str], numa_options: NumaOptions | None) -> tuple[int, ...]:
+        """Return the CPUs to bind the program to; none: do not bind it. Raises ValueError."""
+        if numa_options is None:
+            return ()
+        from tenax._node.workers import decide_placements
+
+        size = env.get("LOCAL_WORLD_SIZE", str(self.local_rank_id + 1))
+        if not size.isdecimal() or int(size) <= self.local_rank_id:
+            raise ValueError(f"LOCAL_WORLD_SIZE must be larger than the local rank {self.local_rank_id}, not {size!r}")
+        placement = decide_placements(numa_options, int(size)).placement
+        return placement.bindings[self.local_rank_id].cpus if placement is not None and placement.bindings else ()
+
     def _start(
-        self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], numa_options: NumaOptions | None
+        self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], cpus: tuple[int, ...]
     ) -> subprocess.Popen[bytes]:
         command = [entrypoint, *map(str, args)]
         process = subprocess.Popen(
@@ -55,13 +68,8 @@ class SubprocessHandler:
             stderr=self._stderr,
             start_new_session=True,
         )
-        if numa_options is not None:
-            from tenax._node.workers import decide_placements
-
-            size = int(env.get("LOCAL_WORLD_SIZE", self.local_rank_id + 1))
-            placement = decide_placements(numa_options, size).placement
-            if placement is not None and placement.bindings:
-                os.sched_setaffinity(process.pid, placement.bindings[self.local_rank_id].cpus)
+        if cpus:
+            os.sched_setaffinity(process.pid, cpus)
         return process
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
