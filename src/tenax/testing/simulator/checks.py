@@ -127,6 +127,8 @@ class Checks:
                 server.formed.update(dict.fromkeys(send.to, part))
         if not self.cluster.setup.has_etcd:
             self.sent(server, step.sends)
+            if server.state.verdict is not None:  # perhaps no node was connected, and none was sent it
+                self._check_verdict(server, server.state.verdict)
         self._check_ledger(server)
         self._check_bounds(server)
         if self.cluster.parts.are_checked_inside:
@@ -146,8 +148,6 @@ class Checks:
                             raise PropertyBroken("S1", f"{node_id} is sent generation {assignment.generation} twice")
                         parts[node_id] = assignment
                 case events.RunEnded(verdict, _):
-                    if not self.cluster.setup.has_etcd:
-                        self._check_verdict(server, verdict)
                     self._outcomes_sent.update((node_id, verdict.outcome) for node_id in send.to)
         if parts and not self.cluster.setup.has_etcd:
             self._check_formed(server, parts)
