@@ -53,6 +53,7 @@ class Recorder:
         self.read: set[tuple[Any, ...]] = set()  # answers and assignments that their node has read
         self.over: set[str] = set()  # nodes that know the verdict
         self.left: set[str] = set()  # nodes that have left the run, and will start no workers
+        self.followed: set[bytes] = set()  # nonces of connections on which a node has proved the secret before it left
 
     @property
     def now(self) -> int:
@@ -399,6 +400,7 @@ class _Client:
         if node_id in recorder.left:
             return outputs
         if was is not self.phase is LinkPhase.PROVING:
+            recorder.followed.add(nonce)
             recorder.note("follow", node_id, *recorder.leaders[nonce])
         elif was is not self.phase is LinkPhase.LINKED:
             recorder.read.add((nonce, 0))
@@ -448,7 +450,7 @@ class _Server:
             machine = self.recorder.nodes[self._leader]
             term = self.recorder.terms[machine.leading.elected.leader.secret] if machine.leading is not None else 0
             self.recorder.leaders[frame.nonce] = (self._leader, term)
-        elif peer.node_id:
+        elif peer.node_id and (peer.node_id not in self.recorder.left or peer.hello.nonce in self.recorder.followed):
             self._note_frame(peer, outputs)
         return outputs
 
