@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from kit.processes import TIMEOUT_S
+from kit.processes import INTERRUPTS, TIMEOUT_S
 from tenax._io.background_queue import BackgroundQueue
 
 
@@ -207,31 +207,18 @@ def test_an_error_whose_str_raises_is_counted() -> None:
 
 
 _INTERRUPTED = """
-import random, signal
 from tenax._io.background_queue import BackgroundQueue
-
-class Interrupt(Exception):
-    pass
-
-def interrupt(*_):
-    global is_armed
-    if is_armed:
-        is_armed = False
-        raise Interrupt
 
 put, received = 0, []
 queue = BackgroundQueue("the list", received.append, max_waiting=10**9)
 queue.put(0)
-signal.signal(signal.SIGALRM, interrupt)
-for _ in range(500):
-    is_armed = True
-    try:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0002, 0.0004))
-        while is_armed:
-            queue.put(put)
-            put += 1
-    except Interrupt:
-        pass
+
+def put_next():
+    global put
+    queue.put(put)
+    put += 1
+
+interrupt_often(500, 0.0002, put_next)
 print(repr(queue.close(60)), set(range(put)) <= set(received))
 """
 
@@ -239,6 +226,6 @@ print(repr(queue.close(60)), set(range(put)) <= set(received))
 @pytest.mark.process
 def test_a_signal_handler_may_raise_at_any_moment_of_a_put() -> None:
     """Every item whose ``put`` returned is handled."""
-    command = [sys.executable, "-c", _INTERRUPTED]
+    command = [sys.executable, "-c", INTERRUPTS + _INTERRUPTED]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
     assert done.stdout == "'' True\n"

@@ -310,3 +310,32 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     yield start
     for each in started:
         each.close()
+
+
+# The beginning of a program whose calls a signal handler interrupts with an exception.
+INTERRUPTS = """
+import random, signal
+
+class Interrupt(Exception):
+    pass
+
+is_armed = False
+
+def interrupt(*_):
+    global is_armed
+    if is_armed:
+        is_armed = False
+        raise Interrupt
+
+def interrupt_often(times, after_s, call):
+    global is_armed
+    signal.signal(signal.SIGALRM, interrupt)
+    for _ in range(times):
+        is_armed = True
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(after_s, 2 * after_s))
+            while is_armed:
+                call()
+        except Interrupt:
+            pass
+"""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pcontext_functions import RAISE_AND_EXIT_SLOWLY, double, raise_and_exit_slowly, raise_if_odd, return_or_watch
 
-from kit.processes import TIMEOUT_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
+from kit.processes import INTERRUPTS, TIMEOUT_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
 from tenax.multiprocessing import (
     DefaultLogsSpecs,
     MultiprocessContext,
@@ -364,21 +364,10 @@ def test_a_signal_raises_an_exception_so_that_processes_can_be_stopped(tmp_path:
 
 
 _INTERRUPTED = """
-import signal
 from tenax.multiprocessing import DefaultLogsSpecs, start_processes
 
-def interrupt(*_):
-    raise InterruptedError
-
 context = start_processes("job", "/bin/sleep", {0: ("60",)}, {0: {}}, DefaultLogsSpecs("logs"))
-signal.signal(signal.SIGALRM, interrupt)
-for _ in range(2000):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.0001)
-        while True:
-            context.wait(0)
-    except InterruptedError:
-        pass
+interrupt_often(2000, 0.0001, lambda: context.wait(0))
 context.close()
 print("closed")
 """
@@ -386,7 +375,8 @@ print("closed")
 
 def test_a_signal_handler_may_raise_at_any_moment_of_a_wait(tmp_path: Path) -> None:
     """No lock stays locked: the processes can still be stopped."""
-    job = subprocess.Popen([sys.executable, "-c", _INTERRUPTED], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    program = INTERRUPTS + _INTERRUPTED
+    job = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     try:
         assert job.communicate(timeout=TIMEOUT_S)[0] == "closed\n"
     finally:

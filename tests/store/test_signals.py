@@ -8,22 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kit.processes import TIMEOUT_S
+from kit.processes import INTERRUPTS, TIMEOUT_S
 
 pytestmark = pytest.mark.process
 
 _INTERRUPTED = """
-import random, signal, threading
+import threading
 from tenax.store import FileStore, MemoryStore, TCPStore
-
-class Interrupt(Exception):
-    pass
-
-def interrupt(*_):
-    global is_armed
-    if is_armed:
-        is_armed = False
-        raise Interrupt
 
 server = TCPStore("127.0.0.1", 0, is_master=True)
 open_store = {
@@ -32,17 +23,13 @@ open_store = {
     "MemoryStore": MemoryStore(timeout=60).clone,
 }[KIND]
 store = open_store()
-signal.signal(signal.SIGALRM, interrupt)
-for _ in range(1000):
-    is_armed = True
-    try:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0004, 0.0008))
-        while is_armed:
-            store.add("n", 1)
-            store.queue_push("q", "v")
-            store.queue_pop("q", block=False)
-    except Interrupt:
-        pass
+
+def change():
+    store.add("n", 1)
+    store.queue_push("q", "v")
+    store.queue_pop("q", block=False)
+
+interrupt_often(1000, 0.0004, change)
 
 def read(store):
     return store.get("n"), store.queue_len("q")
@@ -80,7 +67,7 @@ def _run(code: str, folder: Path) -> str:
 @pytest.mark.parametrize("kind", ["TCPStore", "FileStore", "MemoryStore"])
 def test_a_signal_handler_may_raise_at_any_moment_of_a_call(kind: str, tmp_path: Path) -> None:
     """No lock stays locked, and the store is as other clients see it."""
-    assert _run(f"KIND = {kind!r}\n{_INTERRUPTED}", tmp_path) == "closed\n"
+    assert _run(f"KIND = {kind!r}\n{INTERRUPTS}{_INTERRUPTED}", tmp_path) == "closed\n"
 
 
 def test_a_signal_handler_may_close_the_store_during_a_call(tmp_path: Path) -> None:

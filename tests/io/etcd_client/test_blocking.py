@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kit.etcd import ALONE, EtcdCluster, unique_prefix
-from kit.processes import AT_ONCE_S, descriptors, forks_with_threads, until
+from kit.processes import AT_ONCE_S, INTERRUPTS, descriptors, forks_with_threads, until
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdRejected, EtcdUnavailable
 from tenax._core.etcd.operations import Change, Compact, Delete, Put, Range, Status, prefix_end
 from tenax._io.etcd.blocking import BlockingEtcd
@@ -157,18 +157,9 @@ def test_the_client_is_usable_after_an_interrupt(blocking: BlockingEtcd) -> None
 
 
 _INTERRUPTED = """
-import random, signal, sys, threading
+import sys, threading
 from tenax._core.etcd.operations import Status
 from tenax.etcd import BlockingEtcd, etcd_settings
-
-class Interrupt(Exception):
-    pass
-
-def interrupt(*_):
-    global is_armed
-    if is_armed:
-        is_armed = False
-        raise Interrupt
 
 client = BlockingEtcd(etcd_settings(sys.argv[1]), patience_s=60)
 is_over, others = False, []
@@ -180,15 +171,7 @@ def call_often():
 threads = [threading.Thread(target=call_often, daemon=True) for _ in range(2)]
 for thread in threads:
     thread.start()
-signal.signal(signal.SIGALRM, interrupt)
-for _ in range(300):
-    is_armed = True
-    try:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.004))
-        while is_armed:
-            client.call(Status())
-    except Interrupt:
-        pass
+interrupt_often(300, 0.001, lambda: client.call(Status()))
 is_over = True
 for thread in threads:
     thread.join()
@@ -200,7 +183,7 @@ print("closed")
 
 def test_a_signal_handler_may_raise_at_any_moment_of_a_call(etcd: EtcdCluster) -> None:
     """The calls of other threads are answered, and the client can be closed."""
-    command = [sys.executable, "-c", _INTERRUPTED, etcd.endpoints]
+    command = [sys.executable, "-c", INTERRUPTS + _INTERRUPTED, etcd.endpoints]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
     assert done.stdout == "closed\n"
 
