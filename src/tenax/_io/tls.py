@@ -1,20 +1,24 @@
-"""TLS: the files it needs (``TlsFiles``), and one connection's encryption (``TlsStream``).
+"""TLS: its files (``TlsFiles``), the encryption of one connection (``TlsStream``), and its socket (``StreamSocket``).
 
 With a certificate and its key a node can serve, and authenticate to others. With a certificate authority it checks the
 peer: each node checks the coordinator's certificate against the endpoint's host, the coordinator checks each node's
 (mutual TLS). Files are read when needed; a file that cannot be used raises ValueError with a message for the user.
 
-Every encrypted connection of both engines runs through a ``TlsStream``. It does no I/O: the owner of the socket moves
-the bytes, applies its limits and closes.
+Every encrypted connection of both engines runs through a ``TlsStream``. It does no I/O: the ``StreamSocket`` moves the
+bytes, and its owner applies limits and closes.
 """
 
 from __future__ import annotations
+
+import errno
 
 import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     import ssl
+    from typing import Any
 
 RECORDS = (b"\x15\x03", b"\x16\x03")  # how a TLS connection begins: an alert or a handshake
 REFUSAL = b"\x15\x03\x01\x00\x02\x02\x28"  # a fatal alert (handshake failure), for a peer that does not agree on TLS
@@ -150,3 +154,95 @@ class TlsStream:
         _, is_rejection, alert = reason.partition("_ALERT_")
         message = getattr(error, "verify_message", "") or (alert or reason).replace("_", " ").lower()
         self.failure = TlsFailure(message, bool(is_rejection), reason in _NOT_TLS)
+
+
+class StreamSocket(msgspec.Struct, eq=False, kw_only=True):
+    """A non-blocking stream socket, with or without TLS, as a loop watches it. Subclasses own and close the socket.
+
+    Data that the socket does not take yet is queued.
+    """
+
+    _sock: socket.socket | None = None  # None: not connected
+    _tls: TlsStream | None = None
+    _unsent: bytearray = msgspec.field(default_factory=bytearray)
+    is_closed: bool = False
+
+    def _on_data(self, data: bytes) -> None:
+        """Handle received bytes, which may be encrypted."""
+        raise NotImplementedError
+
+    def _on_end(self) -> None:
+        """Handle the end of the stream (FIN)."""
+        raise NotImplementedError
+
+    def _on_broken(self, why: str, by_peer: bool) -> None:
+        """Handle a connection that ended in any other way."""
+        raise NotImplementedError
+
+    def _on_send_error(self, error: OSError) -> None:
+        """Do nothing: the next read reports the cause."""
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
+
+    @property
+    def local_address(self) -> str:
+        return "" if self._sock is None else str(self._sock.getsockname()[0])
+
+    def _start_tls(self, context: ssl.SSLContext, **options: Any) -> None:
+        self._tls = TlsStream(context, **options)
+        self._push(self._tls.to_send())
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._unsent)
+
+    def send(self, data: bytes) -> None:
+        if not self.is_closed:
+            self._push(data if self._tls is None else self._tls.send(data))
+
+    def _push(self, data: bytes) -> None:
+        self._unsent += data
+        self.on_writable()
+
+    def on_writable(self) -> None:
+        if self._sock is None or self.is_closed or not self._unsent:
+            return
+        try:
+            sent = self._sock.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._unsent.clear()
+            self._on_send_error(error)
+            return
+        del self._unsent[:sent]
+
+    def on_readable(self) -> None:
+        while self._sock is not None and not self.is_closed:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._break(error)
+                return
+            if not data:
+                self._on_end()
+                return
+            self._on_data(data)
+            if len(data) < _READ_BYTES:
+                return
+
+    def _decrypt(self, data: bytes) -> bytes:
+        if self._tls is None:
+            return data
+        plain = self._tls.receive(data)
+        self._push(self._tls.to_send())
+        return plain
+
+    def _break(self, error: OSError) -> None:
+        if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED):
+            self._on_broken("connection closed", True)
+        else:
+            self._on_broken(f"connection failed: {error.strerror or error}", False)

@@ -6,7 +6,6 @@ the user when it is open, for each part of the response, and once when it breaks
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import sys
@@ -18,6 +17,7 @@ from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Endpoint, Lookup
 from tenax._io.etcd.http_response import End, HttpError, Part, ResponseReader
+from tenax._io.tls import StreamSocket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from tenax._io.endpoint import Address
     from tenax._io.etcd.attempt import Exchange
     from tenax._io.interfaces import EventLoop
-    from tenax._io.tls import TlsFailure, TlsFiles, TlsStream
+    from tenax._io.tls import TlsFailure, TlsFiles
 
-_READ_BYTES = 256 << 10
 # A host that vanished sends nothing: TCP keep-alive and the user timeout end such connections.
 _KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_COUNT = 2, 1, 3
 _USER_TIMEOUT_MS = 5000
@@ -60,7 +59,7 @@ class Breakage(msgspec.Struct, frozen=True):
     is_about_tls: bool = False
 
 
-class HttpConnection(msgspec.Struct, eq=False):
+class HttpConnection(StreamSocket, eq=False):
     _loop: EventLoop
     endpoint: EtcdEndpoint
     user: Exchange | None  # None while it is idle
@@ -68,45 +67,35 @@ class HttpConnection(msgspec.Struct, eq=False):
     is_open: bool = False
     answered: int = 0  # completed exchanges
     idle_since: float = 0.0
-    _lookup: Lookup | None = None
-    _connecting: ConnectAttempt | None = None
-    _sock: socket.socket | None = None
-    _unsent: bytearray = msgspec.field(default_factory=bytearray)
+    _opening: Lookup | ConnectAttempt | None = None
     _reader: ResponseReader | None = None
-    _tls: TlsStream | None = None
-    _is_closed: bool = False
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         def failed(why: str) -> None:
-            self._break(f"host name lookup failed: {why}")
+            self._break_off(f"host name lookup failed: {why}")
 
-        self._lookup = Lookup(self._loop, self.endpoint.target, self._connect, failed)
-        self._lookup.start()
+        self._opening = Lookup(self._loop, self.endpoint.target, self._connect, failed)
+        self._opening.start()
 
     def _connect(self, addresses: list[Address]) -> None:
         addresses = self.endpoint.in_order(addresses)
-        self._connecting = ConnectAttempt(self._loop, addresses, self._connected, self._not_connected)
-        self._connecting.start()
+        self._opening = ConnectAttempt(self._loop, addresses, self._connected, self._not_connected)
+        self._opening.start()
 
     def _not_connected(self, errors: list[int]) -> None:
-        self._connecting = None
-        self.endpoint.failures += 1
-        self._break(os.strerror(errors[-1]).lower())
+        self._break_off(os.strerror(errors[-1]).lower())
 
     def _connected(self, sock: socket.socket) -> None:
-        self._connecting = None
+        self._opening = None
         self._sock = sock
         _tune(sock)
         self._loop.watch(self)
         if self._context is None:
             self._opened()
-            return
-        from tenax._io.tls import TlsStream
-
-        self._tls = TlsStream(self._context, server_hostname=self.endpoint.target.host.partition("%")[0])
-        self._push(self._tls.to_send())
+        else:
+            self._start_tls(self._context, server_hostname=self.endpoint.target.host.partition("%")[0])
 
     def _opened(self) -> None:
         self.is_open = True
@@ -119,11 +108,7 @@ class HttpConnection(msgspec.Struct, eq=False):
         """Send a request. The user gets the parts of the response. One request at a time."""
         assert self.is_open
         self._reader = ResponseReader()
-        self._send(data)
-
-    @property
-    def local_address(self) -> str:
-        return "" if self._sock is None else str(self._sock.getsockname()[0])
+        self.send(data)
 
     def has_ended(self) -> bool:
         """Return True if the peer has closed the connection and the loop has not noticed yet."""
@@ -136,79 +121,34 @@ class HttpConnection(msgspec.Struct, eq=False):
         except OSError:
             return True
 
-    def fileno(self) -> int:
-        return -1 if self._sock is None else self._sock.fileno()
-
-    @property
-    def wants_to_write(self) -> bool:
-        return bool(self._unsent)
-
-    def _send(self, data: bytes) -> None:
-        self._push(data if self._tls is None else self._tls.send(data))
-
-    def _push(self, data: bytes) -> None:
-        self._unsent += data
-        self.on_writable()
-
-    def on_writable(self) -> None:
-        if self._sock is None or not self._unsent:
-            return
-        try:
-            sent = self._sock.send(self._unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self._unsent.clear()  # the next read reports the cause
-            return
-        del self._unsent[:sent]
-
-    def on_readable(self) -> None:
-        while self._sock is not None:
-            try:
-                data = self._sock.recv(_READ_BYTES)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                is_closed = error.errno in (errno.ECONNRESET, errno.EPIPE)
-                why = f"connection failed: {error.strerror or error}".lower()
-                self._break("connection closed" if is_closed else why)
-                return
-            if not data:
-                self._peer_closed()
-                return
-            self._receive(data)
-            if len(data) < _READ_BYTES:
-                return
-
-    def _receive(self, data: bytes) -> None:
+    def _on_data(self, data: bytes) -> None:
+        plain = self._decrypt(data)
         if self._tls is None:
-            self._parse(data)
+            self._parse(plain)
             return
-        plain = self._tls.receive(data)
-        self._push(self._tls.to_send())
-        if self._tls.is_open and not self.is_open and not self._is_closed:
+        if self._tls.is_open and not self.is_open and not self.is_closed:
             self._opened()
-        if plain and not self._is_closed:
+        if plain and not self.is_closed:
             self._parse(plain)
         if self._tls.failure is not None:
             self._fail_tls(self._tls.failure)
-        elif self._tls.is_ended and not self._is_closed:
-            self._peer_closed()
+        elif self._tls.is_ended and not self.is_closed:
+            self._on_end()
 
     def _parse(self, data: bytes) -> None:
         if self._reader is None:
-            self._break("unexpected data")
+            self._break_off("unexpected data")
             return
         try:
             parts = self._reader.feed(data)
         except HttpError as error:
-            self._break(f"invalid response: {error}")
+            self._break_off(f"invalid response: {error}")
             return
         self._deliver(parts)
 
     def _deliver(self, parts: list[Part]) -> None:
         for part in parts:
-            if self._is_closed:
+            if self.is_closed:
                 return
             if isinstance(part, End):
                 self._reader = None
@@ -225,35 +165,35 @@ class HttpConnection(msgspec.Struct, eq=False):
             message = "it does not use TLS"
         else:
             message = f"untrusted certificate: {failure.reason}"
-        self._break(message, is_about_tls=True)
+        self._break_off(message, is_about_tls=True)
 
-    def _peer_closed(self) -> None:
+    def _on_end(self) -> None:
         if self._reader is not None and self._reader.has_begun:
             try:
                 self._deliver(self._reader.feed_end())
             except HttpError as error:
-                self._break(f"invalid response: {error}")
+                self._break_off(f"invalid response: {error}")
                 return
-        self._break("connection closed")
+        self._break_off("connection closed")
 
-    def _break(self, message: str, is_about_tls: bool = False) -> None:
-        if not self._is_closed:
+    def _on_broken(self, why: str, by_peer: bool) -> None:  # noqa: ARG002 - a retry follows either way
+        self._break_off(why.lower())
+
+    def _break_off(self, message: str, is_about_tls: bool = False) -> None:
+        if not self.is_closed:
             self.close()
             if self.user is not None:
                 self.user.on_broken(Breakage(message, is_about_tls))
 
     def close(self) -> None:
         """Close without a callback."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         self.is_open = False
-        if self._lookup is not None:
-            self._lookup.close()
-        if self._connecting is not None:
-            self.endpoint.failures += 1
-            self._connecting.close()
-            self._connecting = None
+        if self._opening is not None:
+            self.endpoint.failures += isinstance(self._opening, ConnectAttempt)
+            self._opening.close()
         if self._sock is not None:
             self._loop.unwatch(self)
             self._sock.close()  # no shutdown: a forked child closes its copy while the parent uses the connection
