@@ -164,7 +164,7 @@ def test_an_unexpected_frame_closes_the_connection_and_changes_nothing(frames: l
         for frame in frames:
             client.send(frame)
         assert client.is_closed_by_server()
-        assert server.thread.call(lambda: server.server.refused) == 1
+        assert server.thread.call(lambda: server.server.links.refused) == 1
         assert not server.events(Received)
         assert not server.events(CancelRequested)
 
@@ -214,7 +214,7 @@ def test_a_node_that_reconnects_replaces_its_old_link_without_a_loss() -> None:
             new.send_message(NodeSucceeded(1))
             assert new.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
             assert not server.events(NodeLost)
-            assert server.thread.call(lambda: server.server.others("")) == 1
+            assert server.thread.call(lambda: server.server.links.others("")) == 1
 
 
 def test_a_node_that_closes_its_link_is_lost_at_once() -> None:
@@ -254,7 +254,7 @@ def test_a_node_whose_link_was_reset_may_reconnect() -> None:
         part = cut.until(GenerationFormed).assignment
         reset(cut)
         until(lambda: "cut" in server.thread.call(lambda: server.server.links.absent), "the reset")
-        assert server.thread.call(lambda: server.server.others("stays")) == 1, "the serving node must stay for it"
+        assert server.thread.call(lambda: server.server.links.others("stays")) == 1, "the serving node must stay for it"
         with server.client("cut") as back:
             back.greet()
             back.send_message(
@@ -280,7 +280,7 @@ def test_a_node_that_does_not_reconnect_after_a_reset_is_lost_when_its_lease_exp
         reset(server.member("cut"))
         assert server.until_event(NodeLost, node_id="cut").why == "connection closed"
         assert time.monotonic() - begun >= 1.0
-        assert server.thread.call(lambda: server.server.others("")) == 0
+        assert server.thread.call(lambda: server.server.links.others("")) == 0
 
 
 def test_a_refused_node_with_workers_is_awaited_after_a_reset_until_its_lease_expires() -> None:
@@ -470,7 +470,7 @@ def test_bytes_of_other_protocols_close_the_connection(garbage: bytes) -> None:
             with suppress(ConnectionResetError):  # closed while more data was in flight
                 answer = peer.recv(1 << 16)
                 assert answer[:1] in (b"", b"\x15"), "nothing, or a TLS alert"
-        assert server.thread.call(lambda: server.server.refused) == 1
+        assert server.thread.call(lambda: server.server.links.refused) == 1
         assert server.thread.call(lambda: len(server.server._connections)) == 0
 
 
@@ -498,7 +498,7 @@ def test_a_peer_that_never_sends_its_proof_is_disconnected() -> None:
     with run_server(terms=SHORT, handshake_timeout_s=0.2) as server, server.client() as client:
         client.challenge()
         assert client.is_closed_by_server()
-        assert server.thread.call(lambda: server.server.refused) == 1
+        assert server.thread.call(lambda: server.server.links.refused) == 1
 
 
 def test_a_thousand_silent_peers_do_not_affect_members() -> None:
@@ -512,7 +512,7 @@ def test_a_thousand_silent_peers_do_not_affect_members() -> None:
             assert not beats.was_closed
             assert beats.answered
             newcomer.close()
-        assert server.thread.call(lambda: server.server.refused) == 1000
+        assert server.thread.call(lambda: server.server.links.refused) == 1000
         assert server.thread.call(lambda: len(server.server.links._admission)) == 0, "their slots are free again"
         assert not [lost for lost in server.events(NodeLost) if lost.node_id == "honest"][1:]
 
@@ -550,8 +550,8 @@ def test_peers_that_send_without_end_do_not_block_the_loop() -> None:
         flood.stdout.readline()
         try:
             with beating(honest, 0.05) as beats:
-                before = server.thread.call(lambda: server.server.refused)
-                while server.thread.call(lambda: server.server.refused) < before + 300:
+                before = server.thread.call(lambda: server.server.links.refused)
+                while server.thread.call(lambda: server.server.links.refused) < before + 300:
                     assert not beats.was_closed
         finally:
             flood.kill()
@@ -576,7 +576,7 @@ def test_the_limit_for_unauthenticated_peers_does_not_count_members() -> None:
     with run_server(nodes=(1, 400), terms=LeaseTerms(beat_s=1.0, lease_s=3600.0)) as server:  # they send no beats
         members = [server.member(str(number), nodes=(1, 400)) for number in range(300)]
         assert server.thread.call(lambda: len(server.server.links._admission)) == 0
-        assert server.thread.call(lambda: server.server.others("")) == 300
+        assert server.thread.call(lambda: server.server.links.others("")) == 300
         for member in members:
             member.close()
 

@@ -52,8 +52,8 @@ class StandardInput:
             "rss_kb": int(status.partition("VmRSS:")[2].split()[0]),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "cpu_s": time.process_time(),
-            "refused": server.refused,
-            "nodes": server.others(""),
+            "refused": server.links.refused,
+            "nodes": server.links.others(""),
             "generation": server.coordinator.state.generation,
             "lost": self.lost,
         }

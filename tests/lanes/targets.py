@@ -426,7 +426,7 @@ class TcpLinks:
         if event is not None:
             nodes = tuple(each for each in self._served.server.coordinator.state.nodes if each != "honest")
             self._served.thread.call(lambda: self._served.server.deliver(run.Send(nodes, event)))
-        if self._served.server.is_over:  # its members can end a run by success or failures
+        if self._served.server.links.is_over:  # its members can end a run by success or failures
             self._close()
             self._open()
         self._check()
@@ -449,7 +449,7 @@ class TcpLinks:
             frame = None
         for thread in (self._served.thread, self._engine.thread):
             assert thread.raised is None, thread.raised
-        assert frame is not None or self._served.server.is_over, "the honest member was disconnected"
+        assert frame is not None or self._served.server.links.is_over, "the honest member was disconnected"
 
     def _close(self) -> None:
         self._engine.close()

@@ -38,8 +38,8 @@ def test_members_form_a_cluster_and_leave_nothing(make_cluster: MakeCluster, tmp
         for name in cluster.names:
             assert cluster.call(Range(member_key("a run/1", name))).kvs[0].value == f"http://{name}:2379".encode()
         for member in members:
-            assert stat.S_IMODE(os.stat(member.data_directory).st_mode) == 0o700
-        pids = [member.server_pid for member in members]
+            assert stat.S_IMODE(os.stat(member.directory.path).st_mode) == 0o700
+        pids = [member.server.pid for member in members]
         cluster.leave(*members)
         assert gone(pids)
         assert not any(member.is_here for member in members)
@@ -55,7 +55,7 @@ def test_a_lost_member_is_replaced_and_the_data_survives(make_cluster: MakeClust
     cluster.call(Put(b"kept", b"value"))
     name = cluster.names[2]
     before = cluster.members_by_url()[f"http://{name}:2380"]
-    directory = members[2].data_directory
+    directory = members[2].directory.path
     members[2].close()
     shutil.rmtree(directory)
     replaced = cluster.add(name)
@@ -96,11 +96,11 @@ def test_a_killed_server_is_restarted_with_its_data(make_cluster: MakeCluster, s
     cluster = make_cluster(1, secret=secret)
     (member,) = cluster.add_all()
     cluster.call(Put(b"kept", b"value"))
-    killed = member.server_pid
+    killed = member.server.pid
     os.kill(killed, signal.SIGKILL)
     cluster.until(lambda: not member.is_serving, "its end to be noticed")
     cluster.until(lambda: member.is_serving, "another server to serve")
-    assert member.server_pid not in (0, killed)
+    assert member.server.pid not in (0, killed)
     assert any("was killed by SIGKILL" in line for line in cluster.messages)
     assert cluster.call(Range(b"kept")).kvs[0].value == b"value"
 
@@ -150,15 +150,15 @@ def test_a_member_that_was_rejected_as_new_is_replaced(make_cluster: MakeCluster
     """
     cluster = make_cluster(secret=secret)
     members = cluster.add_all()
-    directory = members[2].data_directory
+    directory = members[2].directory.path
     members[2].close()
     shutil.rmtree(directory)
-    others = [member.server_pid for member in members[:2]]
+    others = [member.server.pid for member in members[:2]]
     for pid in others:
         os.kill(pid, signal.SIGSTOP)
     try:
         again = cluster.add(cluster.names[2])
-        cluster.until(lambda: again.server_pid, "a server to start despite the silence")
+        cluster.until(lambda: again.server.pid, "a server to start despite the silence")
     finally:
         for pid in others:
             os.kill(pid, signal.SIGCONT)
@@ -201,7 +201,9 @@ def test_a_member_waits_for_the_ports_of_its_predecessor(make_cluster: MakeClust
     cluster = make_cluster(1)
     with socket.create_server((cluster.names[0], 2379)):
         member = cluster.add(cluster.names[0])
-        cluster.until(lambda: member.data_directory and os.path.exists(member.data_directory), "the data directory")
+        cluster.until(
+            lambda: hasattr(member, "directory") and os.path.exists(member.directory.path), "the data directory"
+        )
         assert not member.is_here
     cluster.until(lambda: member.is_serving, "the member to serve")
 
@@ -226,8 +228,8 @@ def test_a_starting_member_can_leave(make_cluster: MakeCluster, count: int) -> N
     """In time, with nothing left behind."""
     cluster = make_cluster(count)
     member = cluster.add(cluster.names[0])
-    cluster.until(lambda: member.server_pid, "a server")
-    pid, directory = member.server_pid, member.data_directory
+    cluster.until(lambda: member.server.pid, "a server")
+    pid, directory = member.server.pid, member.directory.path
     cluster.leave(member)
     assert gone([pid])
     assert not os.path.exists(directory)

@@ -30,8 +30,8 @@ _HOLDS_A_MEMBER = """
     member = ManagedMember(loop, settings, lambda text: None, lambda text: report("failed: " + text))
     member.start()
     loop.next_event(lambda: loop.now() if member.is_serving else None)
-    report(member.server_pid)
-    report(member.data_directory)
+    report(member.server.pid)
+    report(member.directory.path)
     loop.next_event(lambda: None)
 """
 
@@ -67,10 +67,10 @@ def test_the_server_ends_with_its_keeper(make_cluster: Callable[..., ManagedClus
     """By the kernel and by the agent. The agent starts another server."""
     cluster = make_cluster(1)
     (member,) = cluster.add_all()
-    pid = member.server_pid
+    pid = member.server.pid
     os.kill(_parent(pid), signal.SIGKILL)
     assert gone([pid])
-    cluster.until(lambda: member.is_serving and member.server_pid not in (0, pid), "another server")
+    cluster.until(lambda: member.is_serving and member.server.pid not in (0, pid), "another server")
 
 
 @on_linux

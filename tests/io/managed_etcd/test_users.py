@@ -106,7 +106,7 @@ def test_data_of_a_run_with_another_secret_is_not_used(make_cluster: MakeCluster
     """The message has its path and the next step."""
     cluster = make_cluster(1, secret=SECRET)
     (member,) = cluster.add_all()
-    directory = member.data_directory
+    directory = member.directory.path
     member.close()
     for secret in (b"another secret of 16", b""):
         again = cluster.add(cluster.names[0], secret=secret)
@@ -150,9 +150,9 @@ def test_no_secret_is_visible_in_the_process_list_or_the_log(make_cluster: MakeC
     finally:
         del os.environ["TENAX_RDZV_TOKEN"]
     password = cluster.settings(cluster.names[0]).password
-    pids = [member.server_pid]
+    pids = [member.server.pid]
     seen = [Path(f"/proc/{pid}/{what}").read_bytes() for pid in pids for what in ("cmdline", "environ")]
-    seen.append((Path(member.data_directory) / "etcd.log").read_bytes())
+    seen.append((Path(member.directory.path) / "etcd.log").read_bytes())
     seen.append(repr((cluster.settings(cluster.names[0]), SetUpUsers("add user", password), cluster.messages)).encode())
     for text in seen:
         assert SECRET not in text

@@ -34,7 +34,6 @@ from tenax._engines.etcd.leader_address import (
     this_machine,
 )
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
-from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.settings import EtcdSettings
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     import ssl
     from typing import Any
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Send, Step
+    from tenax._core.coordinator import Send
     from tenax._core.etcd.errors import EtcdError
     from tenax._core.etcd.operations import Operation, RangeAnswer
     from tenax._core.leadership.candidacy import Elected
@@ -142,7 +141,7 @@ class EtcdEngine(LinkedEngine):
 
     def stays_for_others(self) -> bool:
         server = self._server
-        is_needed = server is not None and not server.is_over and self._stays_while_others_run()
+        is_needed = server is not None and not server.links.is_over and self._stays_while_others_run()
         return is_needed or super().stays_for_others() or self._is_leaving_etcd()
 
     def close(self) -> None:
@@ -435,32 +434,19 @@ class EtcdEngine(LinkedEngine):
     def _serve(self, elected: Elected) -> None:
         listener, self._listener = self._listener, None
         assert listener is not None
-        run = self._run_settings()
-        record_run = self._node.record_run(run)
 
-        def after_step(now: float, event: AnyCoordinatorEvent, step: Step, state: CoordinatorState) -> None:
-            record_run(now, event, step, state)
-            self._act(self._leadership.stepped(state, now, time.time() - now))
-
-        def hold_back(send: Send, state: CoordinatorState) -> None:
+        def hold_back(send: Send) -> None:
             now = self._loop.now()
-            self._act(self._leadership.submit(send, state, now, time.time() - now))
+            self._act(self._leadership.submit(send, server.coordinator.state, now, time.time() - now))
 
-        server = self._server = CoordinatorServer(
+        server = self._server = self._create_server(
             [listener],
-            run,
-            self._etcd.terms,
-            self._secret,
-            self._loop,
-            policy=self._node.policy,
-            tls=self._own_tls,
-            record=after_step,
-            on_node_gone=self._on_node_gone,
+            self._own_tls,
+            lambda now, _event, _step, state: self._act(self._leadership.stepped(state, now, time.time() - now)),
             counts=self._leadership.counts,
             hold_back=hold_back,
             on_deposed=lambda frame: self._act(self._leadership.replaced(frame, self._loop.now())),
             accepts_operators=self._has_configured_secret,
-            create=self._node.create,
         )
         if listener.getsockname() not in [sock.getsockname() for sock in self._kept_listeners]:
             self._kept_listeners.append(listener.dup())

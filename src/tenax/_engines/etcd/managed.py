@@ -199,12 +199,12 @@ class ManagedMember:
         self._print_line = print_line
         self._failed = failed
         self._hosts: tuple[ControlHost, ...] = ()
-        self._host: ControlHost | None = None
-        self._addresses: list[str] = []
-        self._directory: DataDirectory | None = None
+        self._addresses: list[str] = []  # empty until the name of this host is found; it sets the next two
+        self._host: ControlHost
+        self.directory: DataDirectory
         self._program = ""
         self._environ: dict[str, str] = {}
-        self._server = ServerProcess(loop, self._server_ended)
+        self.server = ServerProcess(loop, self._server_ended)
         self._own_host: MemberAddress | None = None
         self._probe: MemberProbe | None = None
         self._client: EtcdClient | None = None  # for the current step
@@ -222,25 +222,11 @@ class ManagedMember:
         self._last_reported = ""
         self._is_open = False
         self._left: Callable[[], None] | None = None
-        self._is_here = False
-
-    @property
-    def is_here(self) -> bool:
-        """True if this agent runs a member; its server may still be starting."""
-        return self._is_here
+        self.is_here = False  # this agent runs a member; its server may still be starting
 
     @property
     def is_serving(self) -> bool:
         return self._served_at is not None
-
-    @property
-    def server_pid(self) -> int:
-        """0 while no server runs."""
-        return self._server.pid
-
-    @property
-    def data_directory(self) -> str:
-        return self._directory.path if self._directory is not None else ""
 
     def start(self) -> None:
         """Start this host's member. Does nothing on a host that is not a control host."""
@@ -248,7 +234,8 @@ class ManagedMember:
         try:
             self._hosts = self._settings.hosts
         except ValueError as error:
-            self._fail_soon(str(error))
+            message = str(error)
+            self._schedule(0.0, lambda: self._fail(message))
             return
         candidates = tuple(host for host in self._hosts if self._settings.only in ("", host.name))
         self._own_host = MemberAddress(self._loop, candidates, self._host_found, self._stand_down)
@@ -260,15 +247,15 @@ class ManagedMember:
         self._host, self._addresses = host, addresses
         root = self._settings.data_root or tempfile.gettempdir()
         cluster = tuple(each.peer_url for each in self._hosts)
-        self._directory = DataDirectory(root, self._settings.run_id, host.name, cluster)
+        self.directory = DataDirectory(root, self._settings.run_id, host.name, cluster)
         self._claim_until = self._loop.now() + self._taken_s
         self._claim()
 
     def _claim(self) -> None:
         """Lock the directory and check the ports. A killed predecessor may still hold them, or another agent does."""
-        host, directory = self._host_and_directory()
+        host = self._host
         try:
-            if not directory.acquire():
+            if not self.directory.acquire():
                 self._claim_later(self._yield_to_other_agent)
                 return
             taken = taken_port(self._addresses, (host.client_port, host.peer_port))
@@ -281,7 +268,7 @@ class ManagedMember:
         if taken:
             self._claim_later(lambda: self._check_port_owner(taken))
             return
-        self._is_here = True
+        self.is_here = True
         self._find_program()
 
     def _claim_later(self, give_up: Callable[[], None]) -> None:
@@ -291,12 +278,11 @@ class ManagedMember:
             give_up()
 
     def _yield_to_other_agent(self) -> None:
-        host, _ = self._host_and_directory()
-        self._print_line(f"another agent on this host runs etcd member {host.name}; this agent runs none")
+        self._print_line(f"another agent on this host runs etcd member {self._host.name}; this agent runs none")
         self._stand_down()
 
     def _check_port_owner(self, port: int) -> None:
-        host, _ = self._host_and_directory()
+        host = self._host
 
         def received(answer: RangeAnswer) -> None:
             if answer.kvs:
@@ -319,7 +305,7 @@ class ManagedMember:
         self._environ = server_environ()
         try:
             self._program = self._settings.program or find_etcd()
-            self._server.query_version(self._program, self._environ, self._version_received)
+            self.server.query_version(self._program, self._environ, self._version_received)
         except (EtcdUnusable, HelperUnavailable) as error:
             self._fail(str(error))
 
@@ -336,19 +322,16 @@ class ManagedMember:
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        host, directory = self._host_and_directory()
-        if directory.has_data():
-            self._is_member = directory.has_served()
+        if self.directory.has_data():
+            self._is_member = self.directory.has_served()
             self._start(first_cluster(self._hosts), "existing")
             return
-        others = tuple(each for each in self._hosts if each is not host)
-        self._probe = MemberProbe(
-            self._loop, others, self._key(), self._settings.client(others), self._probe_s, answered=self._probed
-        )
+        settings = self._settings.client(self._others)
+        self._probe = MemberProbe(self._loop, self._others, self._key(), settings, self._probe_s, self._probed)
         self._probe.start()
 
     def _probed(self, standing: Standing | None) -> None:
-        host, _ = self._host_and_directory()
+        host = self._host
         self._probe = None
         if standing is None or (standing.of(host) and not standing.was_started(host)):
             self._start(first_cluster(self._hosts), "new")
@@ -356,60 +339,43 @@ class ManagedMember:
         lost = standing.of(host)
         if lost:
             self._print_line(f"etcd member {host.name} was lost with its data; replacing it")
-        client = self._use_client(tuple(each for each in self._hosts if each is not host))
-        self._remove(client, list(lost), lambda: self._add(client))
+        self._replace(self._use_client(self._others), list(lost))
 
-    def _remove(self, client: EtcdClient, lost: list[Member], then: Callable[[], None]) -> None:
-        if not lost:
-            then()
-            return
+    def _replace(self, client: EtcdClient, lost: list[Member]) -> None:
+        """Remove the lost members, then add this one: as a learner, because a voter would block a cluster of one."""
 
-        def removed(_: MembersAnswer) -> None:
-            self._remove(client, lost[1:], then)
-
-        def refused(error: EtcdError) -> None:
-            if isinstance(error, EtcdRejected):  # an earlier attempt has removed it
-                self._remove(client, lost[1:], then)
-            else:
-                self._change_failed(error)
-
-        client.call(RemoveMember(lost[0].id), removed, refused, patience_s=_CHANGE_S)
-
-    def _add(self, client: EtcdClient) -> None:
-        """Add this member as a learner: as a voter it would block a cluster of one until it is up."""
-        host, _ = self._host_and_directory()
-        self._is_member = True
+        def removed(_: object) -> None:
+            self._replace(client, lost[1:])
 
         def added(answer: MembersAnswer) -> None:
             self._start(present_cluster(answer.members, self._hosts), "existing", is_added=True)
 
-        client.call(AddMember((host.peer_url,), is_learner=True), added, self._change_failed, patience_s=_CHANGE_S)
+        def failed(error: EtcdError) -> None:
+            if lost and isinstance(error, EtcdRejected):  # an earlier attempt has removed it
+                removed(error)
+                return
+            message = f"the etcd cluster of this run did not accept member {self._host.name}: {error.message}"
+            self._try_again(message, is_rejected=True)
 
-    def _change_failed(self, error: EtcdError) -> None:
-        host, _ = self._host_and_directory()
-        self._try_again(
-            f"the etcd cluster of this run did not accept member {host.name}: {error.message}", is_rejected=True
-        )
+        if lost:
+            client.call(RemoveMember(lost[0].id), removed, failed, patience_s=_CHANGE_S)
+        else:
+            self._is_member = True
+            client.call(AddMember((self._host.peer_url,), is_learner=True), added, failed, patience_s=_CHANGE_S)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _start(self, cluster: dict[str, str], state: Literal["new", "existing"], *, is_added: bool = False) -> None:
-        host, directory = self._host_and_directory()
+        directory, settings = self.directory, self._settings
         self._drop_client()
         self._log_offset = directory.log_size()
         self._started_at = self._loop.now()
+        addresses, run_id = self._addresses, settings.run_id
         command = member_command(
-            self._program,
-            host,
-            self._addresses,
-            directory.data,
-            self._settings.run_id,
-            cluster,
-            state,
-            self._settings.tls,
+            self._program, self._host, addresses, directory.data, run_id, cluster, state, settings.tls
         )
         try:
-            self._server.start(command, self._environ, directory.log, lock=directory.lock)
+            self.server.start(command, self._environ, directory.log, lock=directory.lock)
         except HelperUnavailable as error:
             self._fail(str(error))
             return
@@ -420,8 +386,7 @@ class ManagedMember:
 
     def _request_promotion(self) -> None:
         """If this member is a learner, request its promotion, which succeeds once it has caught up."""
-        others = tuple(each for each in self._hosts if each is not self._host)
-        client = self._use_client(others)
+        client = self._use_client(self._others)
 
         def received(answer: MembersAnswer) -> None:
             learners = [member for member in answer.members if self._is_own(member) and member.is_learner]
@@ -437,7 +402,7 @@ class ManagedMember:
         client.call(Members(), received, lambda _: self._put_key(), patience_s=_PUT_S)
 
     def _put_key(self) -> None:
-        host, _ = self._host_and_directory()
+        host = self._host
         client = self._use_client((host,))
         password = self._settings.password
         steps = list(_USER_STEPS) if password else []
@@ -459,12 +424,11 @@ class ManagedMember:
         next_step(UsersAnswer())
 
     def _not_served(self, error: EtcdError) -> None:
-        host, directory = self._host_and_directory()
         if isinstance(error, EtcdRefused):
             self._fail(
-                f"etcd member {host.name} refused its own agent: {error.message}; give every node the same secret "
-                f"(token_file). If {directory.path} holds data of an earlier run with another secret, remove it or "
-                "choose another --rdzv-id"
+                f"etcd member {self._host.name} refused its own agent: {error.message}; give every node the same "
+                f"secret (token_file). If {self.directory.path} holds data of an earlier run with another secret, "
+                "remove it or choose another --rdzv-id"
             )
             return
         self._report_waiting()
@@ -474,7 +438,7 @@ class ManagedMember:
         if self._has_reported_waiting or self._loop.now() - self._started_at < _REPORT_WAITING_S:
             return
         self._has_reported_waiting = True
-        host, _ = self._host_and_directory()
+        host = self._host
         names = ", ".join(each.name for each in self._hosts)
         self._print_line(
             f"etcd member {host.name} is waiting for a majority of the control hosts ({names}); start tenax on them, "
@@ -482,8 +446,8 @@ class ManagedMember:
         )
 
     def _served(self, _: PutAnswer) -> None:
-        host, directory = self._host_and_directory()
-        directory.note_served()
+        host = self._host
+        self.directory.note_served()
         self._drop_client()
         self._served_at = self._loop.now()
         self._is_member = True
@@ -501,7 +465,7 @@ class ManagedMember:
     # --- a server that ended ------------------------------------------------------------------------------------------
 
     def _server_ended(self, how: str, by_itself: bool) -> None:
-        host, directory = self._host_and_directory()
+        name, directory = self._host.name, self.directory
         self._drop_client()
         self._cancel_timer()
         if self._served_at is not None and self._loop.now() - self._served_at > _STABLE_S:
@@ -514,9 +478,9 @@ class ManagedMember:
         if _REMOVED in log or (by_itself and not directory.has_served()):
             directory.discard_data()
             self._probe_s = _PROBE_AGAIN_S
-        message = f"etcd member {host.name} {how}; last log messages: {last_messages(log) or 'none'}"
+        message = f"etcd member {name} {how}; last log messages: {last_messages(log) or 'none'}"
         if _REMOVED in log:
-            message = f"etcd member {host.name} was removed from the cluster; its data was discarded"
+            message = f"etcd member {name} was removed from the cluster; its data was discarded"
         self._try_again(message, is_rejected=any(text in log for text in (_REMOVED, _KNOWN)))
 
     def _try_again(self, message: str, *, is_rejected: bool) -> None:
@@ -524,16 +488,11 @@ class ManagedMember:
         self._drop_client()
         if self._rejected_since is None or not is_rejected:
             self._rejected_since = self._loop.now() if is_rejected else None
-        is_over = (
-            self._loop.now() - self._rejected_since > _REJECTED_S
-            if self._rejected_since is not None
-            else self._ends >= len(self._pauses_s)
-        )
-        if is_over:
-            _, directory = self._host_and_directory()
+        since = self._rejected_since
+        if self._ends >= len(self._pauses_s) if since is None else self._loop.now() - since > _REJECTED_S:
             self._fail(
                 f"{message}; gave up after {self._ends + 1} attempts. If control hosts still hold data of an earlier "
-                f"run with this --rdzv-id, stop it there and remove {directory.path}, or choose another --rdzv-id"
+                f"run with this --rdzv-id, stop it there and remove {self.directory.path}, or choose another --rdzv-id"
             )
             return
         if message != self._last_reported:
@@ -552,7 +511,7 @@ class ManagedMember:
         assert self._left is None, "leaving once is enough"
         self._left = done
         self._cancel_pending()
-        if not self._is_open or not self._is_here:
+        if not self._is_open or not self.is_here:
             self._loop.soon(self._finish_leave)
             return
         self._timer = self._loop.at(self._loop.now() + _LEAVE_S, self._finish_leave)
@@ -562,20 +521,21 @@ class ManagedMember:
             return
         # Send it to a member that stays. This server might exit before the change is replicated, and the others would
         # wait for a member that is gone.
-        client = self._use_client(tuple(each for each in self._hosts if each is not self._host))
-        client.call(Members(), self._remove_own, self._stop_server, patience_s=_LEAVE_CALL_S / 2)
+        client = self._use_client(self._others)
 
-    def _remove_own(self, answer: MembersAnswer) -> None:
-        own = [member for member in answer.members if self._is_own(member)]
-        if not own or len(answer.members) == 1 or self._client is None:
-            self._stop_server()
-            return
-        self._client.call(RemoveMember(own[0].id), self._stop_server, self._stop_server, patience_s=_LEAVE_CALL_S)
+        def remove_own(answer: MembersAnswer) -> None:
+            own = [member for member in answer.members if self._is_own(member)]
+            if not own or len(answer.members) == 1:
+                self._stop_server()
+            else:
+                client.call(RemoveMember(own[0].id), self._stop_server, self._stop_server, patience_s=_LEAVE_CALL_S)
+
+        client.call(Members(), remove_own, self._stop_server, patience_s=_LEAVE_CALL_S / 2)
 
     def _stop_server(self, _: object = None) -> None:
         self._drop_client()
-        if self._server.is_running:
-            self._server.stop(max(0.1, min(GRACE_S, self._claim_until - self._loop.now() - 0.4)))
+        if self.server.is_running:
+            self.server.stop(max(0.1, min(GRACE_S, self._claim_until - self._loop.now() - 0.4)))
         else:
             self._finish_leave()
 
@@ -594,25 +554,22 @@ class ManagedMember:
         self._is_open = False
         self._served_at = None
         self._cancel_pending()
-        self._server.kill()
-        if self._directory is not None:
-            if self._is_here and not (keeps_data and self._directory.has_data()):
-                self._directory.remove()
-            self._directory.release()
-        self._is_here = False
+        self.server.kill()
+        if self.is_here and not (keeps_data and self.directory.has_data()):
+            self.directory.remove()
+        self._release()
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _host_and_directory(self) -> tuple[ControlHost, DataDirectory]:
-        assert self._host is not None
-        assert self._directory is not None
-        return self._host, self._directory
+    @property
+    def _others(self) -> tuple[ControlHost, ...]:
+        return tuple(each for each in self._hosts if each is not self._host)
 
     def _is_own(self, member: Member) -> bool:
-        return self._host_and_directory()[0].peer_url in member.peer_urls
+        return self._host.peer_url in member.peer_urls
 
     def _key(self) -> bytes:
-        return member_key(self._settings.run_id, self._host_and_directory()[0].name)
+        return member_key(self._settings.run_id, self._host.name)
 
     def _use_client(self, hosts: tuple[ControlHost, ...]) -> EtcdClient:
         self._drop_client()
@@ -644,12 +601,12 @@ class ManagedMember:
 
     def _stand_down(self) -> None:
         self._cancel_pending()
-        self._is_here = False
-        if self._directory is not None:
-            self._directory.release()
+        self._release()
 
-    def _fail_soon(self, message: str) -> None:
-        self._schedule(0.0, lambda: self._fail(message))
+    def _release(self) -> None:
+        self.is_here = False
+        if self._addresses:
+            self.directory.release()
 
     def _fail(self, message: str) -> None:
         self.close()

@@ -20,7 +20,6 @@ import msgspec
 from tenax._core.link.client import RETRY_LATER_S, Note
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
 from tenax._engines.tcp.marker import Marker
-from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.listen import open_listeners
@@ -163,9 +162,9 @@ class TcpEngine(LinkedEngine):
             return False
         if not listeners:
             return False
-        settings = self._settings
+        files = self._settings.tls
         try:
-            tls = settings.tls.for_server() if settings.tls is not None else None
+            tls = files.for_server() if files is not None else None
         except ValueError as error:
             for listener in listeners:
                 listener.close()
@@ -173,30 +172,20 @@ class TcpEngine(LinkedEngine):
             return False
         note = self._marker.read()
         is_successor = self._machine.assignment is not None or note is not None
-        run = self._run_settings()
-        self._server = CoordinatorServer(
+        server = self._server = self._create_server(
             listeners,
-            run,
-            settings.terms,
-            self._secret,
-            self._loop,
-            policy=self._node.policy,
-            tls=tls,
-            record=self._node.record_run(run),
+            tls,
             is_unleased=lambda node_id: node_id == self._info.node_id and self._machine.is_unleased,
-            on_node_gone=self._on_node_gone,
             on_change=self._write_marker,
             on_tick=self._touch_marker,
             print_line=self._node.print_line,
-            create=self._node.create,
         )
         for index, listener in enumerate(listeners):  # keeps the port taken until everything started here has exited
             self._node.keep(f"endpoint {index}", listener.fileno())
         self._announce_serving(is_successor)
-        server = self._server
         self._node.set_operator_api(lambda: server.operator_api)
         self._machine.serves()
-        self._server.open(self._machine.takeover(note, settings.terms.lease_s))
+        server.open(self._machine.takeover(note, self._settings.terms.lease_s))
         return True
 
     def _announce_serving(self, is_successor: bool) -> None:
@@ -240,7 +229,9 @@ class TcpEngine(LinkedEngine):
                 self._connect()
                 return
         self._look_up_again()
-        self._retry(f"no coordinator at {self._endpoint}: {why}", self._backoff_s(), self._connect)
+        self._retry(
+            f"no coordinator at {self._endpoint}: {why}", self._machine.backoff_s(self._jitter()), self._connect
+        )
 
     # --- serving ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from tenax._core.link.wire import INVALID, MAX_BYTES, FrameReader, WireError
+from tenax._core.link import wire
 from tenax._io.tls import RECORDS, REFUSAL, StreamSocket
 
 TYPE_CHECKING = False
@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from tenax._core.requests import AnyRequest
+    from tenax._io.interfaces import Reply
     from tenax._io.tls import TlsFailure
 
 _MAX_UNSENT_BYTES = 16 << 20  # per peer
+_MAX_PENDING_REQUESTS = 1024
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
 # Linux: retransmit at least every second (TCP_RTO_MAX_MS), or on older kernels without backoff at first
 # (TCP_THIN_LINEAR_TIMEOUTS). With exponential backoff a network outage of 3 s would last 6 s.
@@ -40,7 +43,7 @@ class Link(StreamSocket, eq=False):
     was_finished: bool = False  # the peer has closed it in good order (FIN)
     is_tls_mismatch: bool = False  # closed because the TLS settings differ: a retry cannot help
     _is_peer_gone: bool = False  # writing fails, but there may be data to read
-    _reader: FrameReader = msgspec.field(default_factory=FrameReader)
+    _reader: wire.FrameReader = msgspec.field(default_factory=wire.FrameReader)
 
     def __post_init__(self) -> None:
         self._sock.setblocking(False)
@@ -51,14 +54,9 @@ class Link(StreamSocket, eq=False):
         if self.tls is not None:
             self._start_tls(self.tls, is_server=self.is_server, server_hostname=self.server_hostname)
 
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that the socket has not taken yet. Callers hold back optional data while this is large."""
-        return len(self._unsent)
-
     def trust(self) -> None:
         """Raise the frame limit: the peer is authenticated."""
-        self._reader.max_bytes = MAX_BYTES
+        self._reader.max_bytes = wire.MAX_BYTES
 
     def all_has_arrived(self) -> bool:
         """Return whether the peer's kernel has acknowledged every byte sent. False where this is unknown."""
@@ -81,6 +79,12 @@ class Link(StreamSocket, eq=False):
         super()._push(data)
         if was_behind and len(self._unsent) > _MAX_UNSENT_BYTES:
             self.close("the peer does not read what it is sent")
+
+    def answer(self, number: int, value: object, error: str) -> None:
+        """Answer a request of the peer, unless it leaves too many answers unread."""
+        if len(self._unsent) > wire.MAX_UNSENT_ANSWER_BYTES:
+            value, error = None, wire.TOO_MANY_ANSWERS
+        self.send(wire.encode_answer(number, value, error))
 
     def _on_send_error(self, error: OSError) -> None:
         if error.errno == errno.EPIPE:  # closed in good order by the peer: its last frames are still to be read
@@ -125,11 +129,11 @@ class Link(StreamSocket, eq=False):
                 if self.is_closed:
                     return
                 self._on_body(body)
-        except WireError as error:
+        except wire.WireError as error:
             if self._tls is None and data.startswith(RECORDS):
                 self._refuse_tls(data)
             else:
-                self.close(f"{INVALID}: {error}")
+                self.close(f"{wire.INVALID}: {error}")
         if self._tls is not None and self._tls.failure is not None:
             self._fail_tls(self._tls.failure)
 
@@ -181,3 +185,36 @@ class Link(StreamSocket, eq=False):
                 self._on_closed(why, by_peer)  # before the close: epoll cannot forget a closed descriptor with a copy
         finally:
             self._sock.close()
+
+
+class PendingRequests(msgspec.Struct, eq=False):
+    """Operators' requests that were sent over links and are not answered yet."""
+
+    _pending: dict[int, tuple[str, float, Reply]] = {}  # by number: the node, when it was sent, who gets the answer
+    _count: int = 0
+
+    def send(
+        self, request: AnyRequest, reply: Reply, send: Callable[[bytes], None], node_id: str = "", now: float = 0.0
+    ) -> None:
+        if len(self._pending) >= _MAX_PENDING_REQUESTS:
+            reply(None, "too many pending requests" if node_id else "too many pending requests on this node")
+            return
+        try:
+            data = wire.encode_ask(self._count + 1, request)
+        except wire.WireError as error:
+            reply(None, f"invalid request: {error}")
+            return
+        self._count += 1
+        self._pending[self._count] = (node_id, now, reply)
+        send(data)
+
+    def answered(self, answer: wire.Answer, node_id: str = "") -> None:
+        """Pass on an answer. One to a request that another node got is ignored."""
+        if answer.number in self._pending and self._pending[answer.number][0] == node_id:
+            self._pending.pop(answer.number)[2](answer.value, answer.error)
+
+    def fail(self, why: str, which: Callable[[str, float], bool] = lambda *_: True) -> None:
+        """Fail all requests, or those that ``which`` selects by node and time."""
+        for number, (node_id, at, reply) in list(self._pending.items()):
+            if which(node_id, at) and self._pending.pop(number, None) is not None:
+                reply(None, why)

@@ -22,7 +22,8 @@ from tenax._core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
 from tenax._core.requests import OfNode, answer_safely
 from tenax._core.text import concealed_repr, one_line
 from tenax._engines.store_address import StoreAddress
-from tenax._engines.tcp.link import Link
+from tenax._engines.tcp.link import Link, PendingRequests
+from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.tls import TlsFiles
 
 TYPE_CHECKING = False
@@ -30,13 +31,12 @@ if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import Callable
+    from typing import Any
 
     from tenax._core.messages import FromNode
     from tenax._core.requests import AnyRequest
-    from tenax._engines.tcp.server import CoordinatorServer
-    from tenax._io.interfaces import Cancellable, ControlledNode, Emit, EventLoop, Reply
+    from tenax._io.interfaces import Cancellable, ControlledNode, Emit, EventLoop, RecordRun, Reply
 
-_MAX_PENDING_REQUESTS = 1024  # that the coordinator has not answered
 _LINGER_S = 5.0  # after the end of the run: time for the other nodes to receive the verdict
 
 
@@ -89,8 +89,7 @@ class LinkedEngine(ABC):
         self._linger_until: float | None = None
         self._timers: dict[str, Cancellable] = {}
         self._deadline: float | None = None  # of the machine, for which a timer is set
-        self._pending: dict[int, Reply] = {}  # operators' requests on this node, by number
-        self._request_count = 0
+        self._requests = PendingRequests()
 
     # --- defined by each engine ---------------------------------------------------------------------------------------
 
@@ -186,32 +185,15 @@ class LinkedEngine(ABC):
             self._server.operator_api.submit(request, reply)
         elif self._link is None or not self._machine.is_linked:
             reply(None, f"this node is not connected to {self._machine.where}; try again")
-        elif len(self._pending) >= _MAX_PENDING_REQUESTS:
-            reply(None, "too many pending requests on this node")
         else:
-            try:
-                data = wire.encode_ask(self._request_count + 1, request)
-            except wire.WireError as error:
-                reply(None, f"invalid request: {error}")
-                return
-            self._request_count += 1
-            self._pending[self._request_count] = reply
-            self._link.send(data)
-
-    def _fail_requests(self, why: str) -> None:
-        pending, self._pending = self._pending, {}
-        for reply in pending.values():
-            reply(None, why)
+            self._requests.send(request, reply, self._link.send)
 
     def _on_request(self, number: int, request: AnyRequest) -> None:
         link = self._link
 
         def reply(value: object, error: str) -> None:
-            if link is None or link is not self._link:
-                return
-            if link.unsent_bytes > wire.MAX_UNSENT_ANSWER_BYTES:
-                value, error = None, wire.TOO_MANY_ANSWERS
-            link.send(wire.encode_answer(number, value, error))
+            if link is not None and link is self._link:
+                link.answer(number, value, error)
 
         if isinstance(request, OfNode):
             answer_safely(self._node.answer, request, reply)
@@ -224,9 +206,9 @@ class LinkedEngine(ABC):
 
     def stays_for_others(self) -> bool:
         server = self._server
-        if server is None or not server.others(self._info.node_id):
+        if server is None or not server.links.others(self._info.node_id):
             return False
-        if not server.is_over:
+        if not server.links.is_over:
             return self._stays_while_others_run()
         if not self._linger_until:
             self._linger_until = self._loop.now() + _LINGER_S
@@ -241,7 +223,7 @@ class LinkedEngine(ABC):
             link, self._link = self._link, None
             self._loop.unwatch(link)
             link.finish(1.0)
-        self._fail_requests("this node has left the run")
+        self._requests.fail("this node has left the run")
         if self._server is not None:
             self._node.set_operator_api(None)
             self._server.close()
@@ -251,35 +233,55 @@ class LinkedEngine(ABC):
         if self._linger_until is not None:
             self._emit(Tick())  # makes the supervisor call stays_for_others() again
 
-    def _run_settings(self) -> RunSettings:
-        settings = self._settings
-        return RunSettings(
+    def _create_server(
+        self,
+        listeners: list[socket.socket],
+        tls: ssl.SSLContext | None,
+        after_step: RecordRun = lambda *_: None,
+        **options: Any,
+    ) -> CoordinatorServer:
+        """Create the server of a coordinator in this process. ``after_step`` is called once a step is recorded."""
+        settings, node = self._settings, self._node
+        run = RunSettings(
             settings.run_id,
             settings.min_nodes,
             settings.max_nodes,
-            self._node.settings.max_restarts,
+            node.settings.max_restarts,
             join_timeout_s=settings.join_timeout_s,
             last_call_s=settings.last_call_s,
             scale_up=settings.scale_up,
             serving_node=self._info.node_id,
-            on_hang=self._node.settings.on_hang,
-            hang_after_s=self._node.settings.hang_after_s,
+            on_hang=node.settings.on_hang,
+            hang_after_s=node.settings.hang_after_s,
+        )
+        record_run = node.record_run(run)
+
+        def record(*step: Any) -> None:
+            record_run(*step)
+            after_step(*step)
+
+        return CoordinatorServer(
+            listeners,
+            run,
+            settings.terms,
+            self._secret,
+            self._loop,
+            policy=node.policy,
+            tls=tls,
+            record=record,
+            on_node_gone=self._on_node_gone,
+            create=node.create,
+            **options,
         )
 
     @staticmethod
     def _jitter() -> float:
         return int.from_bytes(os.urandom(2), "big") / 65536
 
-    def _backoff_s(self) -> float:
-        return self._machine.backoff_s(self._jitter())
-
     def _retry(self, why: str, after_s: float, call: Callable[[], None]) -> None:
-        if self._may_retry(why):
-            self._set_timer("again", after_s, call)
-
-    def _may_retry(self, why: str) -> bool:
         self._do(self._machine.retry(why, self._what_to_check, self._loop.now()))
-        return not self._machine.is_finished
+        if not self._machine.is_finished:
+            self._set_timer("again", after_s, call)
 
     def _refused(self, reason: str) -> None:
         self._do(self._machine.refuse(reason))
@@ -295,7 +297,7 @@ class LinkedEngine(ABC):
             return
         link = Link(
             sock,
-            self._on_body,
+            lambda body: self._do(self._machine.received(wire.decode_from_server(body), self._loop.now())),
             self._on_link_closed,
             tls,
             server_hostname=self._host_for_tls if tls is not None else None,
@@ -306,9 +308,6 @@ class LinkedEngine(ABC):
         self._link = link
         self._loop.watch(link)
         self._do(self._machine.opened(os.urandom(wire.NONCE_BYTES), self._secret, self._loop.now()))
-
-    def _on_body(self, body: bytes) -> None:
-        self._do(self._machine.received(wire.decode_from_server(body), self._loop.now()))
 
     def _on_link_closed(self, why: str, by_peer: bool) -> None:
         is_mismatch = self._link is not None and self._link.is_tls_mismatch
@@ -323,7 +322,7 @@ class LinkedEngine(ABC):
                 link.finish(0.0)
             link.close()
         self._node.release("link")
-        self._fail_requests(f"lost the link to {self._machine.where} before it answered")
+        self._requests.fail(f"lost the link to {self._machine.where} before it answered")
 
     def _do(self, outputs: list[client.Output]) -> None:
         for output in outputs:
@@ -343,9 +342,8 @@ class LinkedEngine(ABC):
                     self._emit(event)
                 case client.Forward(wire.Ask(number, request)):
                     self._on_request(number, request)
-                case client.Forward(wire.Answer(number, value, error)):
-                    if number in self._pending:
-                        self._pending.pop(number)(value, error)
+                case client.Forward(wire.Answer() as answer):
+                    self._requests.answered(answer)
                 case client.Hold(seconds):
                     self._node.hold(seconds)
                 case client.Print(text):

@@ -15,12 +15,11 @@ import socket
 
 import msgspec
 
-from tenax._core.coordinator import Ending, Opened, Recovering, Running
 from tenax._core.link import server as links
 from tenax._core.link import wire
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.operator_api import OperatorApi
-from tenax._engines.tcp.link import Link
+from tenax._engines.tcp.link import Link, PendingRequests
 from tenax._io.interfaces import Watchable, create_machine
 
 TYPE_CHECKING = False
@@ -28,19 +27,16 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send, Step
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, RunSettings, Send, Step
     from tenax._core.lease import LeaseTerms
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import OfNode
     from tenax._io.interfaces import Cancellable, CreateMachine, EventLoop, RecordRun, Reply
 
-    HoldBack = Callable[[Send, CoordinatorState], None]
-
 _MAX_LINKS = 65_536
 _MAX_READ_ROUNDS = 8  # per tick: the first reads all that has arrived, the others serve new connections
 _ACCEPTS_AT_ONCE = 256
 _FINAL_FLUSH_S = 1.0  # shared by all links when the server closes
-_MAX_PENDING_REQUESTS = 1024  # that nodes have not answered
 _REQUEST_TIMEOUT_S = 60.0  # longer than any request may wait on a node
 _RESERVED_DESCRIPTORS = 32  # not available to links: for starting workers and opening files
 
@@ -52,14 +48,6 @@ class _Connection(msgspec.Struct, eq=False):
     link: Link
     descriptor: int  # also after the link has closed it
     interest: int = selectors.EVENT_READ
-
-
-class _PendingRequest(msgspec.Struct, eq=False):
-    """A request that a node has not answered."""
-
-    node_id: str
-    reply: Reply
-    at: float
 
 
 class CoordinatorServer(Watchable):
@@ -81,7 +69,7 @@ class CoordinatorServer(Watchable):
         on_tick: Callable[[], None] = lambda: None,
         counts: Callable[[float], bool] = lambda _: True,
         is_unleased: Callable[[str], bool] = lambda _: False,
-        hold_back: HoldBack | None = None,
+        hold_back: Callable[[Send], None] | None = None,
         on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
         handshake_timeout_s: float = links.HANDSHAKE_TIMEOUT_S,
         accepts_operators: bool = True,
@@ -92,7 +80,7 @@ class CoordinatorServer(Watchable):
 
         ``counts``: whether answers to beats renew the nodes' leases at that time.
         ``is_unleased``: whether the node is in this process and keeps its workers without a lease.
-        ``hold_back``: gets each message, and calls ``deliver`` later.
+        ``hold_back``: gets each message, and calls ``deliver`` once the decision is stored.
         ``on_deposed``: called when a node reports that another node leads.
         ``on_change``: called before a new generation or the verdict is sent.
         ``print_line``: prints a line on this node's console.
@@ -104,24 +92,16 @@ class CoordinatorServer(Watchable):
         self._on_node_gone = on_node_gone
         self._on_change = on_change
         self._on_every_tick = on_tick
-        self._hold_back = hold_back
         self._on_deposed = on_deposed
         self._print_line = print_line
         self._noted = (0, False)  # generation and whether the run is over, at the last call of on_change
         self._selector = selectors.DefaultSelector()
         self._connections: dict[links.Peer, _Connection] = {}
-        self._coordinator = CoordinatorHost(
-            settings,
-            policy,
-            loop,
-            self._send_or_hold_back,
-            self._record_step,
-            freeze_s=terms.freeze_s,
-            create=create,
+        self.coordinator = CoordinatorHost(
+            settings, policy, loop, hold_back or self.deliver, self._record_step, terms.freeze_s, create
         )
-        self.operator_api = OperatorApi(self._coordinator, loop, self._forward)
-        self._pending: dict[int, _PendingRequest] = {}  # by request number
-        self._request_count = 0
+        self.operator_api = OperatorApi(self.coordinator, loop, self._forward)
+        self._requests = PendingRequests()
         self._record = record
         self._timer: Cancellable | None = None
         self._is_listening = False
@@ -131,7 +111,7 @@ class CoordinatorServer(Watchable):
             settings.run_id,
             terms,
             secret,
-            lambda: self._coordinator.state,
+            lambda: self.coordinator.state,
             loop.now(),
             counts=counts,
             is_unleased=is_unleased,
@@ -139,42 +119,19 @@ class CoordinatorServer(Watchable):
             handshake_timeout_s=handshake_timeout_s,
             max_unauthenticated=max(8, min(links.MAX_UNAUTHENTICATED, self._max_links // 2)),
         )
-        self.others = self.links.others
-        self.members_proven_at = self.links.members_proven_at
-
-    @property
-    def coordinator(self) -> CoordinatorHost:
-        return self._coordinator
 
     def open(self, opened: Opened) -> None:
         for listener in self._listeners:
             listener.setblocking(False)
         self._listen()
         self._loop.watch(self)
-        self._coordinator.step(opened)
+        self.coordinator.step(opened)
         self._tick_later()
-
-    @property
-    def refused(self) -> int:
-        """Connections that were closed because of what they sent, or did not send."""
-        return self.links.refused
-
-    @property
-    def is_over(self) -> bool:
-        return self.links.is_over
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether a member of a generation may be running workers."""
-        return isinstance(self._coordinator.state.phase, Running | Ending | Recovering)
 
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._selector.fileno() if self._is_open() else -1
-
-    def _is_open(self) -> bool:
-        return self._timer is not None
+        return self._selector.fileno() if self._timer is not None else -1
 
     def on_readable(self) -> None:
         self._serve()
@@ -260,14 +217,14 @@ class CoordinatorServer(Watchable):
                 case links.Close(peer, is_reset):
                     self._close(peer, is_reset=is_reset)
                 case links.Step(event):
-                    self._coordinator.step(event)
+                    self.coordinator.step(event)
                 case links.Forward(peer, frame):
                     self._on_request(peer, frame)
                 case links.Deposed(frame):
                     self._on_deposed(frame)
                 case links.Unlinked(node_id):
                     why = "lost the link to that node before it answered"
-                    self._fail_requests(why, lambda each, node_id=node_id: each.node_id == node_id)  # type: ignore[misc]
+                    self._requests.fail(why, lambda each, _, gone=node_id: each == gone)  # type: ignore[misc]
                     self._on_node_gone()
                 case links.Print(text):
                     self._print_line(text)
@@ -297,13 +254,6 @@ class CoordinatorServer(Watchable):
             self._on_change(state)
         self._record(now, event, step, state)
 
-    def _send_or_hold_back(self, send: Send) -> None:
-        """Deliver now, or pass the message to ``hold_back``, which delivers it once the decision is stored."""
-        if self._hold_back is None:
-            self.deliver(send)
-        else:
-            self._hold_back(send, self._coordinator.state)
-
     def deliver(self, send: Send) -> None:
         self._do(self.links.deliver(send))
 
@@ -313,38 +263,21 @@ class CoordinatorServer(Watchable):
         if isinstance(frame, wire.Ask):
             number = frame.number
             self.operator_api.submit(frame.request, lambda value, error: self._answer(peer, number, value, error))
-            return
-        pending = self._pending.get(frame.number)
-        if pending is not None and pending.node_id == peer.node_id:
-            del self._pending[frame.number]
-            pending.reply(frame.value, frame.error)
+        else:
+            self._requests.answered(frame, peer.node_id)
 
     def _answer(self, peer: links.Peer, number: int, value: object, error: str) -> None:
         connection = self._connections.get(peer)
-        if connection is None:
-            return
-        if connection.link.unsent_bytes > wire.MAX_UNSENT_ANSWER_BYTES:
-            value, error = None, wire.TOO_MANY_ANSWERS
-        self._send(peer, wire.encode_answer(number, value, error))
+        if connection is not None:
+            connection.link.answer(number, value, error)
+            self._update_interest(connection)
 
     def _forward(self, node_id: str, request: OfNode, reply: Reply) -> None:
         peer = self.links.nodes.get(node_id)
-        if peer is None or len(self._pending) >= _MAX_PENDING_REQUESTS:
-            reply(None, "that node is not connected" if peer is None else "too many pending requests")
-            return
-        try:
-            data = wire.encode_ask(self._request_count + 1, request)
-        except wire.WireError as error:
-            reply(None, f"invalid request: {error}")
-            return
-        self._request_count += 1
-        self._pending[self._request_count] = _PendingRequest(node_id, reply, self._loop.now())
-        self._send(peer, data)
-
-    def _fail_requests(self, why: str, which: Callable[[_PendingRequest], bool] = lambda _: True) -> None:
-        for number, pending in list(self._pending.items()):
-            if which(pending) and self._pending.pop(number, None) is not None:
-                pending.reply(None, why)
+        if peer is None:
+            reply(None, "that node is not connected")
+        else:
+            self._requests.send(request, reply, lambda data: self._send(peer, data), node_id, self._loop.now())
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -357,7 +290,7 @@ class CoordinatorServer(Watchable):
                 break
         now = self._loop.now()
         self._do(self.links.tick(now))
-        self._fail_requests("that node did not answer in time", lambda pending: now - pending.at > _REQUEST_TIMEOUT_S)
+        self._requests.fail("that node did not answer in time", lambda _, at: now - at > _REQUEST_TIMEOUT_S)
         if len(self._connections) < self._max_links:
             self._listen()
         self._on_every_tick()
@@ -369,10 +302,10 @@ class CoordinatorServer(Watchable):
         self._timer.cancel()
         self._timer = None
         self._loop.unwatch(self)
-        self._coordinator.close()
+        self.coordinator.close()
         for listener in self._listeners:
             listener.close()
-        self._fail_requests("the coordinator stopped before that node answered")
+        self._requests.fail("the coordinator stopped before that node answered")
         self.operator_api.close()
         until = self._loop.now() + _FINAL_FLUSH_S
         for peer in sorted(self._connections, key=lambda peer: not peer.node_id):  # nodes first
