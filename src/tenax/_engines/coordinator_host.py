@@ -15,7 +15,7 @@ from collections import deque
 from tenax._core.coordinator import CoordinatorMachine, Received, Resumed, Tick
 from tenax._core.messages import NodeProgress
 from tenax._io.interfaces import create_machine
-from tenax._io.loop import NO_TIMER
+from tenax._io.loop import DeadlineTimer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
     from tenax._core.policy import RestartPolicy
-    from tenax._io.interfaces import Cancellable, CreateMachine, EventLoop, RecordRun
-
+    from tenax._io.interfaces import CreateMachine, EventLoop, RecordRun
 
 _FREEZE_S = 2.5  # equals ``LeaseTerms.freeze_s`` of the default lease; for engines without a lease
 _RECENT_KEPT = 256  # steps, shown as recent events in the status
@@ -53,8 +52,7 @@ class CoordinatorHost:
         self._loop = loop
         self._deliver = deliver
         self._record = record
-        self._timer: Cancellable = NO_TIMER
-        self._timer_at: float | None = None
+        self._timer = DeadlineTimer(loop, self._on_deadline)
         self._events: deque[AnyCoordinatorEvent] = deque()
         self._is_busy = False
         self.recent: deque[tuple[float, AnyCoordinatorEvent, list[Send]]] = deque(maxlen=_RECENT_KEPT)
@@ -78,7 +76,7 @@ class CoordinatorHost:
                 self._process(self._events.popleft())
         finally:
             self._is_busy = False
-        self._update_timer()
+        self._timer.set(self._machine.state.next_deadline())
 
     def _process(self, event: AnyCoordinatorEvent) -> None:
         now = self._loop.now()
@@ -92,19 +90,8 @@ class CoordinatorHost:
         for watch in list(self.watchers):
             watch()
 
-    def _update_timer(self) -> None:
-        wanted = self._machine.state.next_deadline()
-        if wanted == self._timer_at:
-            return
-        self._timer.cancel()
-        self._timer_at = wanted
-        if wanted is not None:
-            self._timer = self._loop.at(wanted, self._on_deadline)
-
-    def _on_deadline(self) -> None:
-        assert self._timer_at is not None
-        late_s = self._loop.now() - self._timer_at
-        self._timer_at = None
+    def _on_deadline(self, deadline: float) -> None:
+        late_s = self._loop.now() - deadline
         self.step(Resumed(late_s) if late_s > self._freeze_s else Tick())
 
     def close(self) -> None:

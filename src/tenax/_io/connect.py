@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 
+import msgspec
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,33 +18,26 @@ _CONNECT_S = 2.0  # for each address
 _IN_PROGRESS = (errno.EINPROGRESS, errno.EAGAIN, errno.EINTR)
 
 
-class ConnectAttempt:
+class ConnectAttempt(msgspec.Struct, eq=False):
     """Tries one address after the other. Watched by the loop.
 
     Calls ``connected``, or ``failed`` with the error number of each address, once, never within ``start``.
     """
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        addresses: list[Address],
-        connected: Callable[[socket.socket], None],
-        failed: Callable[[list[int]], None],
-    ) -> None:
-        self._loop = loop
-        self._addresses = list(addresses)
-        self._connected = connected
-        self._failed = failed
-        self._errors: list[int] = []
-        self._sock: socket.socket | None = None
-        self._timer: Cancellable | None = None
+    _loop: EventLoop
+    _addresses: list[Address]
+    _connected: Callable[[socket.socket], None]
+    _failed: Callable[[list[int]], None]
+    _errors: list[int] = []
+    _sock: socket.socket | None = None
+    _timer: Cancellable | None = None  # None: it has ended, or not begun
 
     def start(self) -> None:
         self._loop.watch(self)
         self._try_next()
 
     def _try_next(self) -> None:
-        number = self._begin(*self._addresses.pop(0))
+        number = self._begin(*self._addresses[len(self._errors)])
         is_decided = number not in _IN_PROGRESS
         self._timer = self._loop.at(
             self._loop.now() + (0.0 if is_decided else _CONNECT_S),
@@ -79,18 +74,18 @@ class ConnectAttempt:
         if self._timer is None:
             return
         self._timer.cancel()
-        if number and self._addresses:
+        if number:
             self._close_socket()
             self._errors.append(number)
-            self._try_next()
-            return
+            if len(self._errors) < len(self._addresses):
+                self._try_next()
+                return
         self._timer = None
         self._loop.unwatch(self)
-        if number == 0 and self._sock is not None:
+        if self._sock is not None:
             self._connected(self._sock)
         else:
-            self._close_socket()
-            self._failed([*self._errors, number])
+            self._failed(self._errors)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.events import AnyEvent
-    from tenax._io.interfaces import Watchable
+    from tenax._io.interfaces import Cancellable, EventLoop, Watchable
 
 
 class Timer:
@@ -33,6 +33,31 @@ class Timer:
 
 
 NO_TIMER = Timer(0.0, None)  # nothing is scheduled
+
+
+class DeadlineTimer:
+    """The timer of a deadline that moves. ``call`` gets the deadline that has passed."""
+
+    def __init__(self, loop: EventLoop, call: Callable[[float], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._when: float | None = None
+        self._timer: Cancellable = NO_TIMER
+
+    def set(self, when: float | None) -> None:
+        """Set the deadline. None: there is none."""
+        if when != self._when:
+            self._timer.cancel()
+            self._when = when
+            if when is not None:
+                self._timer = self._loop.at(when, lambda: self._fire(when))
+
+    def _fire(self, when: float) -> None:
+        self._when = None
+        self._call(when)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
 
 
 class Selector:

@@ -38,6 +38,7 @@ from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.etcd.subscription import Subscription
+from tenax._io.loop import DeadlineTimer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from tenax._engines.etcd.managed import ManagedMember, ManagedSettings
     from tenax._io.endpoint import Address
     from tenax._io.etcd.call import EtcdCall
-    from tenax._io.interfaces import Cancellable
 
 _LEAVE_TIMEOUT_S = 4.0
 _HANDOVER_S = 5.0  # how long a leaving leader may take to end the current generation
@@ -90,9 +90,6 @@ class EtcdEngine(LinkedEngine):
         self._following: Subscription | None = None  # None: the node was refused before
         self._calls: dict[int, EtcdCall] = {}
         self._member: ManagedMember | None = None
-        self._connecting: LeaderProbe | None = None
-        self._probing: LeaderProbe | None = None
-        self._lookup: Lookup | None = None
         self._local_address = ""  # resolved from --local-addr
         self._is_listen_wanted = False
         self._listener: socket.socket | None = None  # until this node is elected
@@ -100,8 +97,7 @@ class EtcdEngine(LinkedEngine):
         self._kept_listeners: list[socket.socket] = []  # of earlier terms: this agent never refuses a connection
         self._queue: deque[machine.Output] = deque()
         self._is_acting = False
-        self._wake_at: float | None = None  # deadline of the machine, for which a timer is set
-        self._wake: Cancellable | None = None
+        self._wake: DeadlineTimer
         self._has_followed = False
         self._is_troubled = self._was_trouble_reported = False
         self._is_leaving = False
@@ -145,15 +141,9 @@ class EtcdEngine(LinkedEngine):
         return is_needed or super().stays_for_others() or self._is_leaving_etcd()
 
     def close(self) -> None:
-        for probe in (self._connecting, self._probing):
-            if probe is not None:
-                probe.close()
-        if self._lookup is not None:
-            self._lookup.close()
-        if self._wake is not None:
-            self._wake.cancel()
         super().close()
         if self._following is not None:
+            self._wake.cancel()
             self._following.close()
             self._client.close()
         if self._member is not None:
@@ -163,6 +153,7 @@ class EtcdEngine(LinkedEngine):
 
     def _find_coordinator(self) -> None:
         self._print_notes()
+        self._wake = DeadlineTimer(self._loop, lambda _: self._act(self._leadership.tick(self._loop.now())))
         hint = "; give every node of the run the same secret (token_file)" if self._etcd.managed is not None else ""
         self._leadership = self._node.create(
             Leadership,
@@ -208,17 +199,16 @@ class EtcdEngine(LinkedEngine):
         """Resolve --local-addr, which may be a name: a leader announces its address."""
 
         def found(addresses: list[Address]) -> None:
-            self._lookup = None
+            del self._attempts["lookup"]
             self._local_address = str(addresses[0][1][0])
             if self._is_listen_wanted:
                 self._open_listener()
 
         def failed(why: str) -> None:
-            self._lookup = None
+            del self._attempts["lookup"]
             self._refused(f"cannot resolve --local-addr {self._settings.local_addr!r}: {why}")
 
-        self._lookup = Lookup(self._loop, Endpoint(self._settings.local_addr, 1), found, failed)
-        self._lookup.start()
+        self._begin("lookup", Lookup(self._loop, Endpoint(self._settings.local_addr, 1), found, failed))
 
     def _on_followed(self, answer: RangeAnswer) -> None:
         if not self._has_followed and self._client.token.is_without_users:
@@ -245,7 +235,7 @@ class EtcdEngine(LinkedEngine):
                 self._carry_out(self._queue.popleft())
         finally:
             self._is_acting = False
-        self._set_wake()
+        self._wake.set(self._leadership.next_deadline())
         self._on_node_gone()
 
     def _carry_out(self, output: machine.Output) -> None:
@@ -257,7 +247,7 @@ class EtcdEngine(LinkedEngine):
                     self._calls.pop(number).cancel()
             case machine.Listen():
                 self._is_listen_wanted = True
-                if self._lookup is None:
+                if "lookup" not in self._attempts:
                     self._open_listener()
             case machine.StopListening():
                 self._is_listen_wanted = False
@@ -267,9 +257,7 @@ class EtcdEngine(LinkedEngine):
             case machine.Connect(leader):
                 self._connect(leader)
             case machine.StopConnecting():
-                if self._connecting is not None:
-                    self._connecting.close()
-                    self._connecting = None
+                self._stop_attempt("connection")
             case machine.Serve(elected):
                 self._serve(elected)
             case Deliver(send):
@@ -295,18 +283,6 @@ class EtcdEngine(LinkedEngine):
                     self._left()
             case _:
                 self._do([output])
-
-    def _set_wake(self) -> None:
-        deadline = self._leadership.next_deadline()
-        if deadline != self._wake_at:
-            if self._wake is not None:
-                self._wake.cancel()
-            self._wake_at = deadline
-            self._wake = self._loop.at(deadline, self._on_wake) if deadline is not None else None
-
-    def _on_wake(self) -> None:
-        self._wake_at = None
-        self._act(self._leadership.tick(self._loop.now()))
 
     def _request(self, request: Request) -> None:
         number = request.number
@@ -338,34 +314,31 @@ class EtcdEngine(LinkedEngine):
 
     def _connect(self, leader: Leader) -> None:
         def connected(sock: socket.socket) -> None:
-            self._connecting = None
             self._leadership.connected()
             self._start_handshake(sock)
 
         def dead() -> None:
-            self._connecting = None
             self._act(self._leadership.refused(self._jitter(), self._loop.now()))
 
         def away(why: str) -> None:
-            self._connecting = None
             self._act(self._leadership.unreachable(why, self._jitter(), self._loop.now()))
 
-        self._connecting = LeaderProbe(self._loop, leader.address, connected, dead, away)
-        self._connecting.start()
+        self._begin("connection", LeaderProbe(self._loop, leader.address, connected, dead, away))
 
     def _probe(self, address: LeaderAddress) -> None:
         def probed(*, is_dead: bool) -> None:
-            self._probing = None
             self._act(self._leadership.probed(self._loop.now(), is_dead=is_dead))
 
         def opened(sock: socket.socket) -> None:
             sock.close()
             probed(is_dead=False)
 
-        self._probing = LeaderProbe(
-            self._loop, address, opened, lambda: probed(is_dead=True), lambda _: probed(is_dead=False)
-        )
-        self._probing.start()
+        probe = LeaderProbe(self._loop, address, opened, lambda: probed(is_dead=True), lambda _: probed(is_dead=False))
+        self._begin("probe", probe)
+
+    def _stop_attempt(self, name: str) -> None:
+        if name in self._attempts:
+            self._attempts[name].close()
 
     # --- standing for election ----------------------------------------------------------------------------------------
 
@@ -462,9 +435,7 @@ class EtcdEngine(LinkedEngine):
         return bool(self._settings.secret or etcd.user or (etcd.tls is not None and etcd.tls.cert))
 
     def _stop_serving(self) -> None:
-        if self._probing is not None:
-            self._probing.close()
-            self._probing = None
+        self._stop_attempt("probe")
         server, self._server = self._server, None
         if server is not None:
             self._node.set_operator_api(None)

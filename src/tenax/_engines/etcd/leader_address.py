@@ -10,39 +10,36 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from contextlib import suppress
+
+import msgspec
 
 from tenax._io.connect import ConnectAttempt
 from tenax._io.endpoint import is_loopback, literal
+from tenax._io.listen import listen
+from tenax._io.loop import NO_TIMER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.leadership.keys import LeaderAddress
-    from tenax._io.endpoint import Endpoint
+    from tenax._io.endpoint import Address, Endpoint
     from tenax._io.interfaces import Cancellable, EventLoop
 
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # documentation addresses: the route to them is the default route
 
 
-class LeaderProbe:
+class LeaderProbe(msgspec.Struct, eq=False):
     """One connection attempt. Calls ``opened``, ``dead`` or ``away`` (with the reason) once, never from ``start``."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        address: LeaderAddress,
-        opened: Callable[[socket.socket], None],
-        dead: Callable[[], None],
-        away: Callable[[str], None],
-    ) -> None:
-        self._loop = loop
-        self._address = address
-        self._opened = opened
-        self._dead = dead
-        self._away = away
-        self._connecting: ConnectAttempt | None = None
-        self._timer: Cancellable | None = None
+    _loop: EventLoop
+    _address: LeaderAddress
+    _opened: Callable[[socket.socket], None]
+    _dead: Callable[[], None]
+    _away: Callable[[str], None]
+    _connecting: ConnectAttempt | None = None
+    _timer: Cancellable = NO_TIMER
 
     def start(self) -> None:
         leader = self._address
@@ -68,29 +65,16 @@ class LeaderProbe:
         self._timer = self._loop.at(self._loop.now(), lambda: self._away(why))
 
     def close(self) -> None:
-        for thing in (self._connecting, self._timer):
-            if isinstance(thing, ConnectAttempt):
-                thing.close()
-            elif thing is not None:
-                thing.cancel()
+        self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.close()
 
 
 def listen_at(addr: str, port: int = 0) -> socket.socket:
     """Return a listening socket; with port 0 the system chooses one. Raises OSError."""
-    addresses = literal(addr, port)
-    if not addresses:
+    if not literal(addr, port):
         raise OSError(errno.EADDRNOTAVAIL, "not an IP address")
-    family, address = addresses[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if port:  # connections of an earlier agent may be in TIME_WAIT
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(4096)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    return listen(addr, port)
 
 
 def this_machine() -> str:
@@ -104,25 +88,17 @@ def this_machine() -> str:
 
 def address_towards(endpoint: Endpoint) -> str:
     """Return this host's address on the route to the endpoint; empty if that needs a name lookup."""
-    for family, address in literal(endpoint.host, endpoint.port):
-        if found := _source(family, address):
-            return found
-    return ""
+    return _first_source(literal(endpoint.host, endpoint.port))
 
 
 def address_outwards() -> str:
     """Return this host's address on the default route; empty if there is none."""
-    for host in _ELSEWHERE:
-        for family, address in literal(host, 9):
-            if found := _source(family, address):
-                return found
-    return ""
+    return _first_source([address for host in _ELSEWHERE for address in literal(host, 9)])
 
 
-def _source(family: socket.AddressFamily, address: tuple[object, ...]) -> str:
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        try:
+def _first_source(addresses: list[Address]) -> str:
+    for family, address in addresses:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(address)  # sends nothing
-        except OSError:
-            return ""
-        return str(sock.getsockname()[0])
+            return str(sock.getsockname()[0])
+    return ""

@@ -26,9 +26,6 @@ from tenax._io.listen import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
     from tenax._core.coordinator import CoordinatorState
     from tenax._engines.tcp.link import Link
     from tenax._io.endpoint import Address
@@ -52,10 +49,8 @@ class TcpEngine(LinkedEngine):
         self._location = f"at {self._endpoint}"
         self._uses_user_secret = settings.uses_user_secret
         self._addresses: list[Address] = []
-        self._lookup: Lookup | None = None
         self._looked_up_at = 0.0
         self._marker = Marker(settings.run_id, str(self._endpoint))
-        self._connecting: ConnectAttempt | None = None
         self._touched_at = 0.0
         self._user_secret = b""
 
@@ -73,10 +68,6 @@ class TcpEngine(LinkedEngine):
         return True
 
     def close(self) -> None:
-        if self._lookup is not None:
-            self._lookup.close()
-        if self._connecting is not None:
-            self._connecting.close()
         was_serving = self._server is not None
         super().close()
         if was_serving:
@@ -129,27 +120,23 @@ class TcpEngine(LinkedEngine):
             self._end_lookup()
             self._retry(f"cannot resolve the host name {self._endpoint.host!r}: {why}", RETRY_LATER_S, self._look_up)
 
-        self._start_lookup(found, failed)
+        self._begin("lookup", Lookup(self._loop, self._endpoint, found, failed))
 
     def _look_up_again(self) -> None:
         """Refresh the endpoint's addresses in the background: a restarted coordinator may have a new one."""
         is_recent = self._loop.now() - self._looked_up_at < _LOOK_UP_EVERY_S
-        if self._lookup is not None or is_recent or self._endpoint.is_address:
+        if "lookup" in self._attempts or is_recent or self._endpoint.is_address:
             return
 
         def found(addresses: list[Address]) -> None:
             self._end_lookup()
             self._addresses = addresses
 
-        self._start_lookup(found, lambda _: self._end_lookup())
-
-    def _start_lookup(self, found: Callable[[list[Address]], None], failed: Callable[[str], None]) -> None:
-        self._lookup = Lookup(self._loop, self._endpoint, found, failed)
-        self._lookup.start()
+        self._begin("lookup", Lookup(self._loop, self._endpoint, found, lambda _: self._end_lookup()))
 
     def _end_lookup(self) -> None:
         self._looked_up_at = self._loop.now()
-        self._lookup = None
+        del self._attempts["lookup"]
 
     def _serve_if_local(self) -> bool:
         """Serve the endpoint if it is an address of this host and its port is free."""
@@ -210,28 +197,18 @@ class TcpEngine(LinkedEngine):
         if self._machine.is_finished:
             return
         self._machine.connecting(self._loop.now())
+        attempt = ConnectAttempt(self._loop, self._addresses, self._start_handshake, self._on_unreachable)
+        self._begin("connection", attempt)
 
-        def connected(sock: socket.socket) -> None:
-            self._connecting = None
-            self._start_handshake(sock)
-
-        def failed(errors: list[int]) -> None:
-            self._connecting = None
-            self._on_unreachable(errno.ECONNREFUSED in errors, os.strerror(errors[-1]))
-
-        self._connecting = ConnectAttempt(self._loop, self._addresses, connected, failed)
-        self._connecting.start()
-
-    def _on_unreachable(self, was_refused: bool, why: str) -> None:
-        if was_refused:
+    def _on_unreachable(self, errors: list[int]) -> None:
+        if errno.ECONNREFUSED in errors:
             self._do(self._machine.unserved(self._loop.now()))
             if self._serve_if_local():
                 self._connect()
                 return
         self._look_up_again()
-        self._retry(
-            f"no coordinator at {self._endpoint}: {why}", self._machine.backoff_s(self._jitter()), self._connect
-        )
+        why = f"no coordinator at {self._endpoint}: {os.strerror(errors[-1])}"
+        self._retry(why, self._machine.backoff_s(self._jitter()), self._connect)
 
     # --- serving ------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from tenax._core.text import concealed_repr, one_line
 from tenax._engines.store_address import StoreAddress
 from tenax._engines.tcp.link import Link, PendingRequests
 from tenax._engines.tcp.server import CoordinatorServer
+from tenax._io.loop import NO_TIMER, DeadlineTimer
 from tenax._io.tls import TlsFiles
 
 TYPE_CHECKING = False
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
     from tenax._core.messages import FromNode
     from tenax._core.requests import AnyRequest
+    from tenax._engines.etcd.leader_address import LeaderProbe
+    from tenax._io.connect import ConnectAttempt
+    from tenax._io.endpoint import Lookup
     from tenax._io.interfaces import Cancellable, ControlledNode, Emit, EventLoop, RecordRun, Reply
 
 _LINGER_S = 5.0  # after the end of the run: time for the other nodes to receive the verdict
@@ -88,7 +92,8 @@ class LinkedEngine(ABC):
         self._link: Link | None = None
         self._linger_until: float | None = None
         self._timers: dict[str, Cancellable] = {}
-        self._deadline: float | None = None  # of the machine, for which a timer is set
+        self._attempts: dict[str, Lookup | ConnectAttempt | LeaderProbe] = {}  # that have begun
+        self._deadline: DeadlineTimer  # of the machine
         self._requests = PendingRequests()
 
     # --- defined by each engine ---------------------------------------------------------------------------------------
@@ -136,6 +141,7 @@ class LinkedEngine(ABC):
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         settings, agent = self._settings, node.settings
         self._loop, self._emit, self._node = loop, emit, node
+        self._deadline = DeadlineTimer(loop, self._on_deadline)
         self._info = NodeInfo(
             node_id=os.urandom(16).hex(),
             host=one_line(os.uname().nodename)[:MAX_NAME],
@@ -217,8 +223,10 @@ class LinkedEngine(ABC):
 
     def close(self) -> None:
         self._machine.is_finished = True
-        for timer in self._timers.values():
+        for timer in (self._deadline, *self._timers.values()):
             timer.cancel()
+        for attempt in self._attempts.values():
+            attempt.close()
         if self._link is not None:
             link, self._link = self._link, None
             self._loop.unwatch(link)
@@ -348,15 +356,9 @@ class LinkedEngine(ABC):
                     self._node.hold(seconds)
                 case client.Print(text):
                     self._node.print_line(text)
-        if self._deadline != (deadline := self._machine.next_deadline()):
-            self._deadline = deadline
-            if "link" in self._timers:
-                self._timers.pop("link").cancel()
-            if deadline is not None:
-                self._timers["link"] = self._loop.at(deadline, self._on_deadline)
+        self._deadline.set(self._machine.next_deadline())
 
-    def _on_deadline(self) -> None:
-        self._deadline = None
+    def _on_deadline(self, _: float) -> None:
         has_all_arrived = self._link is not None and not self._is_elected and self._link.all_has_arrived()
         self._do(self._machine.tick(self._loop.now(), has_all_arrived=has_all_arrived))
 
@@ -394,6 +396,10 @@ class LinkedEngine(ABC):
         return host_addresses(self._link.local_address if self._link is not None else "", MAX_HOST_ADDRESSES)
 
     def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
-        if name in self._timers:
-            self._timers[name].cancel()
+        self._timers.get(name, NO_TIMER).cancel()
         self._timers[name] = self._loop.at(self._loop.now() + after_s, call)
+
+    def _begin(self, name: str, attempt: Lookup | ConnectAttempt | LeaderProbe) -> None:
+        """Start an attempt, which ends with the engine."""
+        self._attempts[name] = attempt
+        attempt.start()
