@@ -52,33 +52,25 @@ class _Waiting(msgspec.Struct, eq=False):
     timer: Cancellable = NO_TIMER
 
 
-class OperatorApi:
+class OperatorApi(msgspec.Struct, eq=False):
     """The API of one coordinator. ``forward`` sends a request to a node, by id, and passes its answer to ``reply``."""
 
-    def __init__(
-        self,
-        coordinator: CoordinatorHost,
-        loop: EventLoop,
-        forward: Callable[[str, OfNode, Reply], None],
-        wall_clock: Callable[[], float] = time.time,
-        work_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self._coordinator = coordinator
-        self._loop = loop
-        self._forward = forward
-        self._wall_clock = wall_clock
-        self._work_clock = work_clock
-        self._cached: RunStatus | None = None
-        self._cached_until = 0.0
-        self._is_expensive = False
-        self._name = os.urandom(4).hex()  # so that marks of different coordinators differ
-        self._steps = 0
-        self._wall_offset: float | None = None
-        self._is_counting = False
-        self._is_closed = False
-        self._asked_at = float("-inf")  # when the nodes were last asked for their workers' activity
-        self._waiting: list[_Waiting] = []  # nothing has changed yet
-        self._due: list[_Waiting] = []  # something has changed: answered after the short delay
+    _coordinator: CoordinatorHost
+    _loop: EventLoop
+    _forward: Callable[[str, OfNode, Reply], None]
+    _wall_clock: Callable[[], float] = time.time
+    _work_clock: Callable[[], float] = time.thread_time
+    _cached: RunStatus | None = None
+    _cached_until: float = 0.0
+    _is_expensive: bool = False
+    _name: str = msgspec.field(default_factory=lambda: os.urandom(4).hex())  # so that marks of coordinators differ
+    _steps: int = 0
+    _wall_offset: float | None = None
+    _is_counting: bool = False
+    _is_closed: bool = False
+    _asked_at: float = float("-inf")  # when the nodes were last asked for their workers' activity
+    _waiting: list[_Waiting] = []  # nothing has changed yet
+    _due: list[_Waiting] = []  # something has changed: answered after the short delay
 
     def watch(self, on_step: Callable[[], None]) -> None:
         """Call ``on_step`` after every step of the coordinator: the status may have changed."""
@@ -245,31 +237,23 @@ class OperatorApi:
                 reply("stopping the run on every node", "")
                 self._coordinator.step(CancelRequested(why))
             case requests.RestartRequest(why):
+                generation = self._coordinator.state.generation
                 if not isinstance(self._coordinator.state.phase, Running | Paused):
-                    reply(
-                        None,
-                        f"no generation to restart: {self._coordinator.describe_activity()}",
-                    )
-                    return
-                if leaving := self._last_leaving():
-                    reply(None, f"generation {self._coordinator.state.generation} is already ending: {leaving}")
-                    return
-                reply(f"stopping generation {self._coordinator.state.generation}; the next one follows", "")
-                self._coordinator.step(RestartRequested(why))
-            case requests.DrainRequest(node, why):
-                node_id, trouble = self.find(node)
+                    reply(None, f"no generation to restart: {self._coordinator.describe_activity()}")
+                elif leaving := self._last_leaving():
+                    reply(None, f"generation {generation} is already ending: {leaving}")
+                else:
+                    reply(f"stopping generation {generation}; the next one follows", "")
+                    self._coordinator.step(RestartRequested(why))
+            case requests.DrainRequest() | requests.NodeRequest() | requests.LogsRequest() | requests.StacksRequest():
+                node_id, trouble = self.find(request.node)
                 if trouble:
                     reply(None, trouble)
-                    return
-                reply(f"draining {self._coordinator.state.nodes[node_id].label}", "")
-                self._coordinator.step(DrainRequested(node_id, why))
-            case requests.NodeRequest(node):
-                node_id, trouble = self.find(node)
-                reply(node_id or None, trouble)
-            case requests.LogsRequest(node) | requests.StacksRequest(node):
-                node_id, trouble = self.find(node)
-                if trouble:
-                    reply(None, trouble)
+                elif isinstance(request, requests.DrainRequest):
+                    reply(f"draining {self._coordinator.state.nodes[node_id].label}", "")
+                    self._coordinator.step(DrainRequested(node_id, request.why))
+                elif isinstance(request, requests.NodeRequest):
+                    reply(node_id, "")
                 else:
                     self._forward(node_id, request, reply)
             case _:

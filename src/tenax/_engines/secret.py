@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 
 from tenax._io.private_folder import FOLDER_VARIABLE, check_private, make_private, private_folder
-from tenax._io.safe_open import read_with_status
+from tenax._io.safe_open import read_with_status, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,16 +120,9 @@ def make_shared_secret(path: str) -> None:
 
 
 def _create(path: str, secret: bytes) -> None:
-    """Create the file atomically: it is linked once it is complete, and only the first of several agents succeeds."""
-    new = f"{path}.{os.urandom(8).hex()}"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(secret)
-        with suppress(FileExistsError):
-            os.link(new, path)
-    finally:
-        os.unlink(new)
+    """Create the file atomically: only the first of several agents succeeds."""
+    with suppress(FileExistsError):
+        replace_file(path, secret, put=os.link)
 
 
 def _read(path: str) -> bytes:

@@ -29,27 +29,24 @@ if TYPE_CHECKING:
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-class StoreAddress:
+class StoreAddress(msgspec.Struct, eq=False):
     """The store address that one node offers, generation by generation."""
 
-    def __init__(
-        self, addr: str, port: int = 0, *, in_agent: bool = True, bind_to: str = "", allow: Sequence[str] = ()
-    ) -> None:
-        self.addr = addr  # announced to the other nodes; may be set until the first offer
-        self.bind_to = bind_to  # the address to listen on; empty: loopback if ``addr`` is loopback, else all addresses
-        self._port = port  # 0: a new one for every generation
-        self._in_agent = in_agent
-        self._allow = allow
-        self._own_addresses: Sequence[str] = ()
-        self._host: StoreHost | None = None
+    addr: str  # announced to the other nodes; may be set until the first offer
+    port: int = 0  # 0: a new one for every generation
+    in_agent: bool = True
+    bind_to: str = ""  # the address to listen on; empty: loopback if ``addr`` is loopback, else all addresses
+    allow: Sequence[str] = ()
+    _own_addresses: Sequence[str] = ()
+    _host: StoreHost | None = None
 
     def open(self, loop: EventLoop, print_line: Callable[[str], None]) -> None:
-        if self._in_agent:
+        if self.in_agent:
             from tenax.store._host import StoreHost
 
             self._host = StoreHost(
                 lambda reason: print_line(f"the workers' store was lost: {reason}"),
-                allow=self._allow,
+                allow=self.allow,
                 on_notice=print_line,
             )
             loop.watch(self._host)
@@ -60,24 +57,21 @@ class StoreAddress:
         if self._host is None:
             from tenax._engines.free_port import free_port
 
-            port = self._port or free_port()
+            port = self.port or free_port()
         else:
-            if self._port:
+            if self.port:
                 self._host.end()  # a fixed port must be free before it is bound again; a new port need not wait
-            port = self._host.bind(self.bind_to or self._where(), self._port)
+            port = self._host.bind(self.bind_to or self._where(), self.port)
+        in_agent = self._host is not None
         return msgspec.structs.replace(
-            ready,
-            store_addr=self.addr,
-            store_port=port,
-            is_agent_store=self._host is not None,
-            addresses=addresses,
+            ready, store_addr=self.addr, store_port=port, is_agent_store=in_agent, addresses=addresses
         )
 
     def why_not(self, error: OSError) -> str:
         """Return the reason for which this node cannot join: it has no port to offer."""
-        if self._port and error.errno == errno.EADDRINUSE:
+        if self.port and error.errno == errno.EADDRINUSE:
             return (
-                f"port {self._port} for the workers' store is in use on this host; choose another (--master-port "
+                f"port {self.port} for the workers' store is in use on this host; choose another (--master-port "
                 "or --rdzv-conf store_port), or leave it out to use a free one"
             )
         return f"no port for the workers' store: {error.strerror or error}"

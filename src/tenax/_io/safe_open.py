@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import BinaryIO
 
 _MAX_LINKS = 8
@@ -58,17 +60,20 @@ def read_with_status(path: str | bytes, max_bytes: int) -> tuple[bytes, os.stat_
         return file.read(max_bytes), status
 
 
-def replace_file(path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write a file, so that readers see the old or the new content. Raises OSError."""
+def replace_file(path: str, data: bytes, mode: int = 0o600, *, put: Callable[[str, str], None] = os.replace) -> None:
+    """Write a file, so that readers see the old or the new content. Raises OSError.
+
+    With ``put=os.link`` only a file that does not exist yet is written.
+    """
     new = f"{path}.{os.urandom(8).hex()}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
-        os.replace(new, path)
-    except BaseException:
-        os.unlink(new)
-        raise
+        put(new, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(new)
 
 
 def _follow(link: str) -> str:

@@ -202,8 +202,10 @@ class StreamSocket(msgspec.Struct, eq=False, kw_only=True):
             self._push(data if self._tls is None else self._tls.send(data))
 
     def _push(self, data: bytes) -> None:
+        is_behind = self.wants_to_write
         self._unsent += data
-        self.on_writable()
+        if not is_behind:
+            self.on_writable()
 
     def on_writable(self) -> None:
         if self._sock is None or self.is_closed or not self._unsent:

@@ -29,32 +29,12 @@ import tempfile
 
 import msgspec
 
+from tenax._core.etcd import operations as ops
 from tenax._core.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
-from tenax._core.etcd.operations import (
-    AddMember,
-    Members,
-    PromoteMember,
-    Put,
-    Range,
-    RemoveMember,
-    SetUpUsers,
-    UsersAnswer,
-    key_part,
-    run_prefix,
-)
 from tenax._core.text import concealed_repr
+from tenax._io.etcd import control_host
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
 from tenax._io.etcd.client import EtcdClient
-from tenax._io.etcd.control_host import (
-    DEFAULT_PORT,
-    MemberAddress,
-    control_hosts,
-    first_cluster,
-    member_command,
-    present_cluster,
-    split_names,
-    taken_port,
-)
 from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_messages
 from tenax._io.etcd.gateway import ROOT
 from tenax._io.etcd.member_probe import MemberProbe
@@ -69,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Literal
 
-    from tenax._core.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer, UserStep
     from tenax._io.etcd.control_host import ControlHost
     from tenax._io.etcd.member_probe import Standing
     from tenax._io.interfaces import Cancellable, EventLoop
@@ -88,7 +67,7 @@ _REPORT_WAITING_S = 10.0
 _PAUSES_S = (0.3, 0.6, 1.2, 2.5, 5.0, 5.0)
 _STABLE_S = 60.0  # serving that long resets the count of exits
 _REJECTED_S = 300.0
-_USER_STEPS: tuple[UserStep, ...] = ("add user", "add role", "grant role", "enable", "list users")
+_USER_STEPS: tuple[ops.UserStep, ...] = ("add user", "add role", "grant role", "enable", "list users")
 # etcd's log messages when the server must not come back as the same member.
 _REMOVED = "permanently removed from the cluster"
 _KNOWN = "has already been bootstrapped"
@@ -105,7 +84,7 @@ class ManagedSettings(msgspec.Struct, frozen=True):
 
     names: tuple[str, ...]
     run_id: str
-    client_port: int = DEFAULT_PORT  # for names without a port; the peer port is the next one
+    client_port: int = control_host.DEFAULT_PORT  # for names without a port; the peer port is the next one
     tls: TlsFiles | None = None
     data_root: str = ""
     only: str = ""
@@ -121,7 +100,7 @@ class ManagedSettings(msgspec.Struct, frozen=True):
             return ""
         import hmac
 
-        return hmac.digest(self.secret, b"tenax managed etcd root\0" + key_part(self.run_id), "sha256").hex()
+        return hmac.digest(self.secret, b"tenax managed etcd root\0" + ops.key_part(self.run_id), "sha256").hex()
 
     def client(self, hosts: Iterable[ControlHost]) -> EtcdSettings:
         """Return client settings for these members, with or without users."""
@@ -132,7 +111,7 @@ class ManagedSettings(msgspec.Struct, frozen=True):
     @property
     def hosts(self) -> tuple[ControlHost, ...]:
         """The parsed names. Raises ValueError."""
-        return control_hosts(self.names, self.client_port, is_tls=self.tls is not None)
+        return control_host.control_hosts(self.names, self.client_port, is_tls=self.tls is not None)
 
     @property
     def endpoint_text(self) -> str:
@@ -162,7 +141,7 @@ def managed_settings(
             "managed etcd with TLS needs a certificate, its key and the CA on every node; "
             "set ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
         )
-    names = split_names(endpoint_text)
+    names = control_host.split_names(endpoint_text)
     settings = ManagedSettings(names, run_id, tls=tls, data_root=data_root, only=only, secret=secret)
     if only and only not in settings.names:
         raise ValueError(f"managed_only is {only!r}; expected one of {', '.join(settings.names)}")
@@ -172,7 +151,7 @@ def managed_settings(
 
 def member_key(run_id: str, name: str) -> bytes:
     """Return the key that is put when the member first serves. It stays, and shows that the name was started."""
-    return run_prefix(run_id) + b"members/" + key_part(name)
+    return ops.run_prefix(run_id) + b"members/" + ops.key_part(name)
 
 
 class ManagedMember:
@@ -205,7 +184,7 @@ class ManagedMember:
         self._program = ""
         self._environ: dict[str, str] = {}
         self.server = ServerProcess(loop, self._server_ended)
-        self._own_host: MemberAddress | None = None
+        self._own_host: control_host.MemberAddress | None = None
         self._probe: MemberProbe | None = None
         self._client: EtcdClient | None = None  # for the current step
         self._timer: Cancellable = NO_TIMER  # for the next step
@@ -238,7 +217,7 @@ class ManagedMember:
             self._schedule(0.0, lambda: self._fail(message))
             return
         candidates = tuple(host for host in self._hosts if self._settings.only in ("", host.name))
-        self._own_host = MemberAddress(self._loop, candidates, self._host_found, self._stand_down)
+        self._own_host = control_host.MemberAddress(self._loop, candidates, self._host_found, self._stand_down)
         self._own_host.start()
 
     # --- claiming -----------------------------------------------------------------------------------------------------
@@ -258,7 +237,7 @@ class ManagedMember:
             if not self.directory.acquire():
                 self._claim_later(self._yield_to_other_agent)
                 return
-            taken = taken_port(self._addresses, (host.client_port, host.peer_port))
+            taken = control_host.taken_port(self._addresses, (host.client_port, host.peer_port))
         except DataDirectoryRefused as error:
             self._fail(str(error))
             return
@@ -284,7 +263,7 @@ class ManagedMember:
     def _check_port_owner(self, port: int) -> None:
         host = self._host
 
-        def received(answer: RangeAnswer) -> None:
+        def received(answer: ops.RangeAnswer) -> None:
             if answer.kvs:
                 self._yield_to_other_agent()
             else:
@@ -297,7 +276,7 @@ class ManagedMember:
                 "to use an etcd that already runs there, remove managed=true"
             )
 
-        self._use_client((host,)).call(Range(self._key()), received, fail, patience_s=2.0)
+        self._use_client((host,)).call(ops.Range(self._key()), received, fail, patience_s=2.0)
 
     # --- program ------------------------------------------------------------------------------------------------------
 
@@ -324,7 +303,7 @@ class ManagedMember:
     def _decide(self) -> None:
         if self.directory.has_data():
             self._is_member = self.directory.has_served()
-            self._start(first_cluster(self._hosts), "existing")
+            self._start(control_host.first_cluster(self._hosts), "existing")
             return
         settings = self._settings.client(self._others)
         self._probe = MemberProbe(self._loop, self._others, self._key(), settings, self._probe_s, self._probed)
@@ -334,21 +313,21 @@ class ManagedMember:
         host = self._host
         self._probe = None
         if standing is None or (standing.of(host) and not standing.was_started(host)):
-            self._start(first_cluster(self._hosts), "new")
+            self._start(control_host.first_cluster(self._hosts), "new")
             return
         lost = standing.of(host)
         if lost:
             self._print_line(f"etcd member {host.name} was lost with its data; replacing it")
         self._replace(self._use_client(self._others), list(lost))
 
-    def _replace(self, client: EtcdClient, lost: list[Member]) -> None:
+    def _replace(self, client: EtcdClient, lost: list[ops.Member]) -> None:
         """Remove the lost members, then add this one: as a learner, because a voter would block a cluster of one."""
 
         def removed(_: object) -> None:
             self._replace(client, lost[1:])
 
-        def added(answer: MembersAnswer) -> None:
-            self._start(present_cluster(answer.members, self._hosts), "existing", is_added=True)
+        def added(answer: ops.MembersAnswer) -> None:
+            self._start(control_host.present_cluster(answer.members, self._hosts), "existing", is_added=True)
 
         def failed(error: EtcdError) -> None:
             if lost and isinstance(error, EtcdRejected):  # an earlier attempt has removed it
@@ -358,10 +337,10 @@ class ManagedMember:
             self._try_again(message, is_rejected=True)
 
         if lost:
-            client.call(RemoveMember(lost[0].id), removed, failed, patience_s=_CHANGE_S)
+            client.call(ops.RemoveMember(lost[0].id), removed, failed, patience_s=_CHANGE_S)
         else:
             self._is_member = True
-            client.call(AddMember((self._host.peer_url,), is_learner=True), added, failed, patience_s=_CHANGE_S)
+            client.call(ops.AddMember((self._host.peer_url,), is_learner=True), added, failed, patience_s=_CHANGE_S)
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
@@ -371,7 +350,7 @@ class ManagedMember:
         self._log_offset = directory.log_size()
         self._started_at = self._loop.now()
         addresses, run_id = self._addresses, settings.run_id
-        command = member_command(
+        command = control_host.member_command(
             self._program, self._host, addresses, directory.data, run_id, cluster, state, settings.tls
         )
         try:
@@ -388,18 +367,18 @@ class ManagedMember:
         """If this member is a learner, request its promotion, which succeeds once it has caught up."""
         client = self._use_client(self._others)
 
-        def received(answer: MembersAnswer) -> None:
+        def received(answer: ops.MembersAnswer) -> None:
             learners = [member for member in answer.members if self._is_own(member) and member.is_learner]
             if not learners:
                 self._put_key()
                 return
-            client.call(PromoteMember(learners[0].id), lambda _: self._put_key(), again, patience_s=_PUT_S)
+            client.call(ops.PromoteMember(learners[0].id), lambda _: self._put_key(), again, patience_s=_PUT_S)
 
         def again(_: EtcdError) -> None:
             self._report_waiting()
             self._schedule(_TAKEN_PAUSE_S, self._request_promotion)
 
-        client.call(Members(), received, lambda _: self._put_key(), patience_s=_PUT_S)
+        client.call(ops.Members(), received, lambda _: self._put_key(), patience_s=_PUT_S)
 
     def _put_key(self) -> None:
         host = self._host
@@ -407,7 +386,7 @@ class ManagedMember:
         password = self._settings.password
         steps = list(_USER_STEPS) if password else []
 
-        def next_step(answer: UsersAnswer) -> None:
+        def next_step(answer: ops.UsersAnswer) -> None:
             unknown = [user for user in answer.users if user != ROOT]
             if unknown:
                 self._fail(
@@ -416,12 +395,12 @@ class ManagedMember:
                     f"{host.client_port} and {host.peer_port}"
                 )
             elif steps:
-                client.call(SetUpUsers(steps.pop(0), password), next_step, self._not_served, patience_s=_PUT_S)
+                client.call(ops.SetUpUsers(steps.pop(0), password), next_step, self._not_served, patience_s=_PUT_S)
             else:
-                put = Put(self._key(), host.client_url.encode())
+                put = ops.Put(self._key(), host.client_url.encode())
                 client.call(put, self._served, self._not_served, patience_s=_PUT_S)
 
-        next_step(UsersAnswer())
+        next_step(ops.UsersAnswer())
 
     def _not_served(self, error: EtcdError) -> None:
         if isinstance(error, EtcdRefused):
@@ -445,7 +424,7 @@ class ManagedMember:
             f"and check that they can reach each other at ports {host.client_port} and {host.peer_port}"
         )
 
-    def _served(self, _: PutAnswer) -> None:
+    def _served(self, _: ops.PutAnswer) -> None:
         host = self._host
         self.directory.note_served()
         self._drop_client()
@@ -523,14 +502,14 @@ class ManagedMember:
         # wait for a member that is gone.
         client = self._use_client(self._others)
 
-        def remove_own(answer: MembersAnswer) -> None:
+        def remove_own(answer: ops.MembersAnswer) -> None:
             own = [member for member in answer.members if self._is_own(member)]
             if not own or len(answer.members) == 1:
                 self._stop_server()
             else:
-                client.call(RemoveMember(own[0].id), self._stop_server, self._stop_server, patience_s=_LEAVE_CALL_S)
+                client.call(ops.RemoveMember(own[0].id), self._stop_server, self._stop_server, patience_s=_LEAVE_CALL_S)
 
-        client.call(Members(), remove_own, self._stop_server, patience_s=_LEAVE_CALL_S / 2)
+        client.call(ops.Members(), remove_own, self._stop_server, patience_s=_LEAVE_CALL_S / 2)
 
     def _stop_server(self, _: object = None) -> None:
         self._drop_client()
@@ -565,7 +544,7 @@ class ManagedMember:
     def _others(self) -> tuple[ControlHost, ...]:
         return tuple(each for each in self._hosts if each is not self._host)
 
-    def _is_own(self, member: Member) -> bool:
+    def _is_own(self, member: ops.Member) -> bool:
         return self._host.peer_url in member.peer_urls
 
     def _key(self) -> bytes:

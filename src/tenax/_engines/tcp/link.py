@@ -75,9 +75,9 @@ class Link(StreamSocket, eq=False):
     def _push(self, data: bytes) -> None:
         if self._is_peer_gone:
             return
-        was_behind = bool(self._unsent)
+        is_behind = self.wants_to_write
         super()._push(data)
-        if was_behind and len(self._unsent) > _MAX_UNSENT_BYTES:
+        if is_behind and len(self._unsent) > _MAX_UNSENT_BYTES:
             self.close("the peer does not read what it is sent")
 
     def answer(self, number: int, value: object, error: str) -> None:

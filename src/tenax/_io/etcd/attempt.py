@@ -6,7 +6,7 @@ within ``start``.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import msgspec
 
 from tenax._core.etcd.errors import EtcdRefused
 from tenax._io.etcd import gateway
@@ -29,31 +29,30 @@ _TLS_HANDSHAKE_S = 1.0  # the minimum timeout with a new TLS connection
 _MAX_BODY_BYTES = 512 << 20
 
 
-class Exchange(ABC):
+class Exchange(msgspec.Struct, eq=False, kw_only=True):
     """One request to one endpoint, and the user of its connection."""
 
-    def __init__(self, client: EtcdClient, endpoint: EtcdEndpoint) -> None:
-        self.endpoint = endpoint
-        self.token = ""
-        self.sent_at = 0.0
-        self._client = client
-        self._connection: HttpConnection | None = None
-        self._timer: Cancellable = NO_TIMER
-        self._request = b""
-        self._is_sent = False  # so it may be executed
-        self._status = 0
+    _client: EtcdClient
+    endpoint: EtcdEndpoint
+    token: str = ""
+    sent_at: float = 0.0
+    _connection: HttpConnection | None = None
+    _timer: Cancellable = NO_TIMER
+    _request: bytes = b""
+    _is_sent: bool = False  # so it may be executed
+    _status: int = 0
 
-    @abstractmethod
     def on_part(self, part: Part) -> None:
         """Take a part of the response."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _lost(self, message: str) -> None:
         """Handle the end of the connection."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _end(self, found: Any) -> None:
         """End with a fault, or with an answer."""
+        raise NotImplementedError
 
     def _set_request(self, path: str, body: bytes, more: str = "") -> None:
         """``more`` are further header lines, each with its CRLF."""
@@ -106,24 +105,17 @@ class Exchange(ABC):
             self._connection = None
 
 
-class Attempt(Exchange):
+class Attempt(Exchange, eq=False):
     """One operation at one endpoint, with a timeout. ``ended`` gets the answer or the fault, once."""
 
-    def __init__(
-        self,
-        client: EtcdClient,
-        endpoint: EtcdEndpoint,
-        operation: Operation[Any],
-        token: str,
-        ended: Callable[[Any], None],
-    ) -> None:
-        super().__init__(client, endpoint)
-        self.local_address = ""
-        self.token = token
-        self._operation = operation
-        self._ended = ended
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+    _client: EtcdClient
+    endpoint: EtcdEndpoint
+    token: str
+    _operation: Operation[Any]
+    _ended: Callable[[Any], None]
+    local_address: str = ""
+    _body: list[bytes] = []
+    _body_bytes: int = 0
 
     def start(self, limit_s: float, max_s: float) -> None:
         """Start with a timeout of ``limit_s``, longer for a TLS handshake, but at most ``max_s``."""

@@ -90,7 +90,7 @@ class EtcdCall(msgspec.Struct, eq=False):
         limit_s = client.settings.attempt_s * 2**self._round
         if isinstance(self._operation, Authenticate):
             limit_s = max(limit_s, _AUTHENTICATE_S)
-        self._attempt = Attempt(client, self._endpoint, self._operation, token, self._attempt_ended)
+        self._attempt = Attempt(client, self._endpoint, token, self._operation, self._attempt_ended)
         self._attempt.start(limit_s, left_s)
 
     # --- results of an attempt ----------------------------------------------------------------------------------------

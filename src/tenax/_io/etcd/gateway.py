@@ -16,34 +16,8 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.etcd import operations as ops
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax._core.etcd.operations import (
-    AnyKeyAnswer,
-    AnyKeyOperation,
-    Authenticate,
-    Change,
-    Compare,
-    Delete,
-    DeleteAnswer,
-    GrantLease,
-    Header,
-    KeepAlive,
-    KeyValue,
-    LeaseAnswer,
-    Members,
-    Operation,
-    Put,
-    PutAnswer,
-    Range,
-    RangeAnswer,
-    RevokeLease,
-    SetUpUsers,
-    Status,
-    Transaction,
-    TransactionAnswer,
-    UsersAnswer,
-    UserStep,
-)
 from tenax._core.model import assert_never
 
 T = TypeVar("T")
@@ -52,10 +26,10 @@ T = TypeVar("T")
 
 WATCH_PATH = "/v3/watch"
 ROOT = "root"  # the user and the role that etcd requires before authentication can be enabled
-_IN_TRANSACTION = {Range: "request_range", Put: "request_put", Delete: "request_delete_range"}
+_IN_TRANSACTION = {ops.Range: "request_range", ops.Put: "request_put", ops.Delete: "request_delete_range"}
 _RESULTS = {"=": "EQUAL", "!=": "NOT_EQUAL", ">": "GREATER", "<": "LESS"}
 _TARGETS = {"create": "create_revision", "mod": "mod_revision"}  # the other fields have the name of their target
-_USER_REQUESTS: dict[UserStep, tuple[str, dict[str, str]]] = {
+_USER_REQUESTS: dict[ops.UserStep, tuple[str, dict[str, str]]] = {
     "add user": ("/v3/auth/user/add", {"name": ROOT}),
     "add role": ("/v3/auth/role/add", {"name": ROOT}),
     "grant role": ("/v3/auth/user/grant", {"user": ROOT, "role": ROOT}),
@@ -64,16 +38,16 @@ _USER_REQUESTS: dict[UserStep, tuple[str, dict[str, str]]] = {
 }
 
 
-def encode(operation: Operation[Any]) -> tuple[str, bytes]:
+def encode(operation: ops.Operation[Any]) -> tuple[str, bytes]:
     """Return the path and the body of the request. Raises EtcdRejected."""
-    if isinstance(operation, Transaction):
+    if isinstance(operation, ops.Transaction):
         body = {
             "compare": [_comparison(each) for each in operation.compare],
             "success": _in_transaction(operation.then),
             "failure": _in_transaction(operation.otherwise),
         }
         return operation.path, msgspec.json.encode(body)
-    if isinstance(operation, SetUpUsers):
+    if isinstance(operation, ops.SetUpUsers):
         path, request = _USER_REQUESTS[operation.step]
         password = {"password": operation.password} if operation.step == "add user" else {}
         return path, msgspec.json.encode({**request, **password})
@@ -88,11 +62,11 @@ def encode_watch(key: bytes, end: bytes, from_revision: int) -> bytes:
     return msgspec.json.encode({"create_request": request})
 
 
-def _in_transaction(operations: tuple[AnyKeyOperation, ...]) -> list[dict[str, AnyKeyOperation]]:
+def _in_transaction(operations: tuple[ops.AnyKeyOperation, ...]) -> list[dict[str, ops.AnyKeyOperation]]:
     return [{_IN_TRANSACTION[type(each)]: each} for each in operations]
 
 
-def _comparison(compare: Compare) -> dict[str, Any]:
+def _comparison(compare: ops.Compare) -> dict[str, Any]:
     value = compare.value
     if isinstance(value, bytes) is not (compare.target == "value"):
         raise EtcdRejected(f"cannot compare the {compare.target} of a key with a value of type {type(value).__name__}")
@@ -105,28 +79,28 @@ def _comparison(compare: Compare) -> dict[str, Any]:
     }
 
 
-def has_side_effects(operation: Operation[Any]) -> bool:
+def has_side_effects(operation: ops.Operation[Any]) -> bool:
     """Return True if executing the operation without an answer makes a difference."""
-    if isinstance(operation, Transaction):
-        return not all(isinstance(each, Range) for each in (*operation.then, *operation.otherwise))
-    return not isinstance(operation, Range | Status | Members | Authenticate)
+    if isinstance(operation, ops.Transaction):
+        return not all(isinstance(each, ops.Range) for each in (*operation.then, *operation.otherwise))
+    return not isinstance(operation, ops.Range | ops.Status | ops.Members | ops.Authenticate)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
 class _Response(msgspec.Struct):
-    response_range: RangeAnswer | None = None
-    response_put: PutAnswer | None = None
-    response_delete_range: DeleteAnswer | None = None
+    response_range: ops.RangeAnswer | None = None
+    response_put: ops.PutAnswer | None = None
+    response_delete_range: ops.DeleteAnswer | None = None
 
     @property
-    def answer(self) -> AnyKeyAnswer:
-        return self.response_range or self.response_delete_range or self.response_put or PutAnswer()
+    def answer(self) -> ops.AnyKeyAnswer:
+        return self.response_range or self.response_delete_range or self.response_put or ops.PutAnswer()
 
 
 class _Transaction(msgspec.Struct):
-    header: Header = Header()
+    header: ops.Header = ops.Header()
     succeeded: bool = False
     responses: tuple[_Response, ...] = ()
 
@@ -139,7 +113,7 @@ class _Fault(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    kv: KeyValue
+    kv: ops.KeyValue
     type: str = "PUT"
 
 
@@ -158,11 +132,8 @@ class _Line(msgspec.Struct, Generic[T]):
     error: _Fault | None = None
 
 
-class _UnaryFault(msgspec.Struct):
-    error: str | _Fault = ""
-    message: str = ""
-    code: int = 0
-    grpc_code: int = 0
+class _UnaryFault(_Fault):
+    error: str | _Fault = ""  # type: ignore[assignment]
 
 
 class InvalidResponse(Exception):
@@ -181,18 +152,18 @@ def _decode(kind: Any, body: bytes) -> Any:
         raise InvalidResponse(f"not etcd's format ({error})") from error
 
 
-def decode(operation: Operation[Any], status: int, body: bytes) -> Any:
+def decode(operation: ops.Operation[Any], status: int, body: bytes) -> Any:
     """Return the answer, or the fault. Raises InvalidResponse."""
     if status != 200:
         fault = decode_fault(status, body)
         success = _as_success(operation, fault)
         return fault if success is None else success
     match operation:
-        case Transaction():
+        case ops.Transaction():
             found = _decode(_Transaction, body)
-            return TransactionAnswer(found.header, found.succeeded, tuple(each.answer for each in found.responses))
-        case KeepAlive():
-            line = _decode(_Line[LeaseAnswer], body.partition(b"\n")[0])
+            return ops.TransactionAnswer(found.header, found.succeeded, tuple(each.answer for each in found.responses))
+        case ops.KeepAlive():
+            line = _decode(_Line[ops.LeaseAnswer], body.partition(b"\n")[0])
             if line.error is not None:
                 return _fault_of(line.error)
             return line.result or Fault("again", "the keep-alive ended without an answer")
@@ -201,14 +172,14 @@ def decode(operation: Operation[Any], status: int, body: bytes) -> Any:
             return _decode(answer_type, body)
 
 
-def _as_success(operation: Operation[Any], fault: Fault) -> Any:
+def _as_success(operation: ops.Operation[Any], fault: Fault) -> Any:
     """Return the answer for an error that means that the operation had been executed before."""
-    if isinstance(operation, GrantLease) and operation.id and "lease already exists" in fault.message:
-        return LeaseAnswer(Header(), operation.id, operation.ttl_s)
-    if isinstance(operation, RevokeLease) and "requested lease not found" in fault.message:
-        return LeaseAnswer(Header(), operation.id)
-    if isinstance(operation, SetUpUsers) and "name already exists" in fault.message:
-        return UsersAnswer()
+    if isinstance(operation, ops.GrantLease) and operation.id and "lease already exists" in fault.message:
+        return ops.LeaseAnswer(ops.Header(), operation.id, operation.ttl_s)
+    if isinstance(operation, ops.RevokeLease) and "requested lease not found" in fault.message:
+        return ops.LeaseAnswer(ops.Header(), operation.id)
+    if isinstance(operation, ops.SetUpUsers) and "name already exists" in fault.message:
+        return ops.UsersAnswer()
     return None
 
 
@@ -219,7 +190,7 @@ class WatchMessage(msgspec.Struct, frozen=True):
     """One message of a watch: it is open, it has changes, or it ended with a fault."""
 
     is_open: bool = False
-    changes: tuple[Change, ...] = ()
+    changes: tuple[ops.Change, ...] = ()
     fault: Fault | None = None
 
 
@@ -231,7 +202,7 @@ def decode_watch(line: bytes) -> WatchMessage:
         return WatchMessage(fault=_fault_of(message.error))
     if result.canceled:
         return WatchMessage(fault=_cancellation(result))
-    changes = tuple(Change("delete" if each.type == "DELETE" else "put", each.kv) for each in result.events)
+    changes = tuple(ops.Change("delete" if each.type == "DELETE" else "put", each.kv) for each in result.events)
     return WatchMessage(result.created, changes)
 
 

@@ -85,10 +85,7 @@ class MemberProbe(msgspec.Struct, eq=False):
         if "open" in results:
             self._query()
         elif all(results):
-            if set(results) == {"refused"}:
-                self._answer(None)
-            else:
-                self._try_again()
+            self._try_again(may_exist=set(results) != {"refused"})
 
     def _query(self) -> None:
         if self._client is not None and not self._is_querying:
@@ -108,8 +105,8 @@ class MemberProbe(msgspec.Struct, eq=False):
         self._is_querying = False
         self._try_again()
 
-    def _try_again(self) -> None:
-        if self._loop.now() >= self._until:
+    def _try_again(self, *, may_exist: bool = True) -> None:
+        if not may_exist or self._loop.now() >= self._until:
             self._answer(None)
             return
         self._close_probes()
@@ -139,16 +136,15 @@ class _PortProbe(msgspec.Struct, eq=False):
     _host: ControlHost
     _known: Callable[[], None]
     result: str = ""
-    _lookup: Lookup | None = None
-    _connecting: ConnectAttempt | None = None
+    _opening: Lookup | ConnectAttempt | None = None
 
     def start(self) -> None:
-        self._lookup = Lookup(self._loop, self._host.endpoint, self._connect, lambda _: self._end("silent"))
-        self._lookup.start()
+        self._opening = Lookup(self._loop, self._host.endpoint, self._connect, lambda _: self._end("silent"))
+        self._opening.start()
 
     def _connect(self, addresses: list[Address]) -> None:
-        self._connecting = ConnectAttempt(self._loop, addresses, self._connected, self._failed)
-        self._connecting.start()
+        self._opening = ConnectAttempt(self._loop, addresses, self._connected, self._failed)
+        self._opening.start()
 
     def _connected(self, sock: socket.socket) -> None:
         sock.close()
@@ -158,13 +154,9 @@ class _PortProbe(msgspec.Struct, eq=False):
         self._end("refused" if set(errors) == {errno.ECONNREFUSED} else "silent")
 
     def _end(self, result: str) -> None:
-        self._connecting = None
         self.result = result
         self._known()
 
     def close(self) -> None:
-        if self._lookup is not None:
-            self._lookup.close()
-        if self._connecting is not None:
-            self._connecting.close()
-            self._connecting = None
+        if self._opening is not None:
+            self._opening.close()

@@ -6,6 +6,8 @@ keeps its connections open.
 
 from __future__ import annotations
 
+import msgspec
+
 from tenax._core.etcd.errors import EtcdRefused
 from tenax._core.etcd.operations import Status
 from tenax._io.etcd import gateway
@@ -30,31 +32,21 @@ _MAX_LINE_BYTES = 512 << 20
 _WITH_LEADER = "Grpc-Metadata-hasleader: true\r\n"  # a member without a leader ends the watch
 
 
-class WatchStream(Exchange):
+class WatchStream(Exchange, eq=False):
     """One watch. ``changed`` gets changes as they arrive; ``ended`` gets the reason for the end."""
 
-    def __init__(
-        self,
-        client: EtcdClient,
-        endpoint: EtcdEndpoint,
-        body: bytes,
-        changed: Callable[[list[Change]], None],
-        ended: Callable[[Fault], None],
-        opened: Callable[[], None] = lambda: None,
-        silent_s: float = SILENT_S,
-    ) -> None:
-        """``body``: see ``gateway.encode_watch``. ``silent_s``: the silence after which liveness is checked."""
-        super().__init__(client, endpoint)
-        self.is_open = False
-        self._body = body
-        self._changed = changed
-        self._ended = ended
-        self._opened = opened
-        self._silent_s = silent_s
-        self._received_at = 0.0
-        self._liveness_check: Attempt | None = None
-        self._line = bytearray()
-        self._is_over = False
+    _client: EtcdClient
+    endpoint: EtcdEndpoint
+    _body: bytes  # see ``gateway.encode_watch``
+    _changed: Callable[[list[Change]], None]
+    _ended: Callable[[Fault], None]
+    _opened: Callable[[], None] = lambda: None
+    _silent_s: float = SILENT_S  # the silence after which liveness is checked
+    is_open: bool = False
+    _received_at: float = 0.0
+    _liveness_check: Attempt | None = None
+    _line: bytearray = msgspec.field(default_factory=bytearray)
+    _is_over: bool = False
 
     def start(self) -> None:
         self._client.streams.add(self)
@@ -123,7 +115,7 @@ class WatchStream(Exchange):
         if silent_s < self._silent_s:
             self._set_timer(self._silent_s - silent_s, self._check_liveness)
             return
-        self._liveness_check = Attempt(self._client, self.endpoint, Status(), self.token, self._liveness_checked)
+        self._liveness_check = Attempt(self._client, self.endpoint, self.token, Status(), self._liveness_checked)
         self._liveness_check.start(_LIVENESS_S, _LIVENESS_S)
 
     def _liveness_checked(self, found: object) -> None:

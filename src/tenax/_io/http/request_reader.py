@@ -11,16 +11,7 @@ from contextlib import suppress
 
 import h11
 
-from tenax._io.http.message import (
-    BAD_REQUEST,
-    HEADERS_TOO_LARGE,
-    NOT_IMPLEMENTED,
-    TOO_LARGE,
-    Limits,
-    Request,
-    Response,
-    text,
-)
+from tenax._io.http import message as http
 
 MAX_BLANKS = 128
 _RUN = b" " * (MAX_BLANKS + 1)
@@ -50,7 +41,7 @@ class H11Guard:
 
 
 class RequestReader:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: http.Limits) -> None:
         self._limits = limits
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self._guard = H11Guard()
@@ -60,7 +51,7 @@ class RequestReader:
         self._head: h11.Request | None = None
         self._body = bytearray()
 
-    def feed(self, data: bytes) -> Request | Response | None:
+    def feed(self, data: bytes) -> http.Request | http.Response | None:
         """Return the request if it is complete, an error response if it is unacceptable, None if it is incomplete.
 
         ``data`` is not empty. After a request or a response the reader is not used again.
@@ -84,9 +75,9 @@ class RequestReader:
                 else:  # the end of the request, or PAUSED: a request to switch protocols, which is ignored
                     return self._request()
         except h11.RemoteProtocolError as error:
-            return text(error.error_status_hint, f"invalid HTTP request: {str(error)[:_MAX_MESSAGE]}")
+            return http.text(error.error_status_hint, f"invalid HTTP request: {str(error)[:_MAX_MESSAGE]}")
 
-    def _check_head(self, data: bytes) -> Response | None:
+    def _check_head(self, data: bytes) -> http.Response | None:
         """Check the part of ``data`` that belongs to the head. Takes linear time, before h11 parses it."""
         seen = self._last + data
         self._last = seen[-_OVERLAP:]
@@ -95,33 +86,33 @@ class RequestReader:
         self._head_bytes += len(head)
         self._lines += head.count(b"\n")
         if self._head_bytes > self._limits.head_bytes:
-            return text(HEADERS_TOO_LARGE, f"the request head is larger than {self._limits.head_bytes} bytes")
+            return http.text(http.HEADERS_TOO_LARGE, f"the request head is larger than {self._limits.head_bytes} bytes")
         if self._lines > _MAX_HEADER_LINES:
-            return text(HEADERS_TOO_LARGE, f"the request has more than {_MAX_HEADER_LINES} header lines")
+            return http.text(http.HEADERS_TOO_LARGE, f"the request has more than {_MAX_HEADER_LINES} header lines")
         if not self._guard.admits(head):
-            return text(BAD_REQUEST, "the request head has too many blanks in a row")
+            return http.text(http.BAD_REQUEST, "the request head has too many blanks in a row")
         return None
 
-    def _check_body(self) -> Response | None:
+    def _check_body(self) -> http.Response | None:
         assert self._head is not None
         if self._head.http_version not in (b"1.0", b"1.1"):
-            return text(BAD_REQUEST, "the request is not HTTP/1.1 or HTTP/1.0")
+            return http.text(http.BAD_REQUEST, "the request is not HTTP/1.1 or HTTP/1.0")
         headers = dict(self._head.headers)
         if b"transfer-encoding" in headers:
-            return text(NOT_IMPLEMENTED, "Transfer-Encoding is not supported; send a Content-Length")
+            return http.text(http.NOT_IMPLEMENTED, "Transfer-Encoding is not supported; send a Content-Length")
         length = int(headers.get(b"content-length", b"0"))
         if length > self._limits.body_bytes > 0:
-            return text(TOO_LARGE, f"the body has {length} bytes; the maximum is {self._limits.body_bytes}")
+            return http.text(http.TOO_LARGE, f"the body has {length} bytes; the maximum is {self._limits.body_bytes}")
         return None
 
-    def _request(self) -> Request | Response:
+    def _request(self) -> http.Request | http.Response:
         assert self._head is not None
         target = _target(self._head.target.decode("ascii"))
         if target is None:
-            return text(BAD_REQUEST, "the path is invalid")
+            return http.text(http.BAD_REQUEST, "the path is invalid")
         path, params = target
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in self._head.headers}
-        return Request(self._head.method.decode("ascii"), path, params, headers, bytes(self._body))
+        return http.Request(self._head.method.decode("ascii"), path, params, headers, bytes(self._body))
 
 
 def _target(written: str) -> tuple[str, dict[str, str]] | None:

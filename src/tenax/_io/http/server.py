@@ -22,17 +22,7 @@ from weakref import WeakSet
 import msgspec
 
 from tenax._core.text import format_duration, format_seconds
-from tenax._io.http.message import (
-    INTERNAL_ERROR,
-    TIMED_OUT,
-    UNAVAILABLE,
-    Limits,
-    Request,
-    Response,
-    render,
-    render_head,
-    text,
-)
+from tenax._io.http import message as http
 from tenax._io.http.request_reader import RequestReader
 from tenax._io.interfaces import Watchable
 from tenax._io.loop import Loop
@@ -70,10 +60,10 @@ class DeferredResponse:
     def __init__(self, within_s: float) -> None:
         self.within_s = within_s
         self._lock = threading.Lock()
-        self._response: Response | None = None
-        self._deliver: Callable[[Response], None] | None = None
+        self._response: http.Response | None = None
+        self._deliver: Callable[[http.Response], None] | None = None
 
-    def respond(self, response: Response) -> None:
+    def respond(self, response: http.Response) -> None:
         with self._lock:
             if self._response is not None:
                 return
@@ -81,7 +71,7 @@ class DeferredResponse:
         if deliver is not None:
             deliver(response)
 
-    def deliver_to(self, deliver: Callable[[Response], None]) -> None:
+    def deliver_to(self, deliver: Callable[[http.Response], None]) -> None:
         """Set the receiver, for the server. A response that was set before is delivered at once."""
         with self._lock:
             self._deliver, response = deliver, self._response
@@ -128,7 +118,7 @@ def event(kind: str, data: bytes) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-Answer = Response | DeferredResponse | Stream
+Answer = http.Response | DeferredResponse | Stream
 
 
 class _Connection(msgspec.Struct, eq=False):
@@ -183,12 +173,12 @@ class HttpServer(Watchable):
     def __init__(
         self,
         listener: socket.socket,
-        answer: Callable[[Request], Answer],
+        answer: Callable[[http.Request], Answer],
         *,
         name: str,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
+        limits: http.Limits = http.Limits(),  # noqa: B008 - frozen
         client_limits: ClientLimits = ClientLimits(),  # noqa: B008 - frozen
-        in_thread: Callable[[Request], bool] = lambda _: False,
+        in_thread: Callable[[http.Request], bool] = lambda _: False,
     ) -> None:
         self._listener = listener
         self._answer = answer
@@ -302,11 +292,11 @@ class HttpServer(Watchable):
         if found is None:
             return
         connection.has_request = True
-        connection.sends_body = isinstance(found, Response) or found.method != "HEAD"
-        if isinstance(found, Request) and self._in_thread(found):
+        connection.sends_body = isinstance(found, http.Response) or found.method != "HEAD"
+        if isinstance(found, http.Request) and self._in_thread(found):
             self._answer_in_thread(connection, found)
             return
-        answer = self._call_answer(found) if isinstance(found, Request) else found
+        answer = self._call_answer(found) if isinstance(found, http.Request) else found
         if isinstance(answer, DeferredResponse):
             self._defer(connection, answer)
         elif isinstance(answer, Stream):
@@ -318,13 +308,13 @@ class HttpServer(Watchable):
         waiting = sum(each.deferred is not None for each in self._connections)
         if waiting >= self._client_limits.deferred:
             message = f"too many pending requests ({waiting}); retry later"
-            self._respond(connection, text(UNAVAILABLE, message))
+            self._respond(connection, http.text(http.UNAVAILABLE, message))
             return
         connection.deferred = deferred
         connection.until = self._now() + deferred.within_s
         deferred.deliver_to(lambda response: self.soon(lambda: self._deliver(connection, response)))
 
-    def _deliver(self, connection: _Connection, response: Response) -> None:
+    def _deliver(self, connection: _Connection, response: http.Response) -> None:
         if connection.deferred is not None and connection in self._connections:
             connection.deferred = None
             self._respond(connection, response)
@@ -333,10 +323,10 @@ class HttpServer(Watchable):
         open_now = sum(each.stream is not None for each in self._connections)
         if open_now >= self._client_limits.streams:
             message = f"too many open streams ({open_now}); close one and retry"
-            self._respond(connection, text(UNAVAILABLE, message))
+            self._respond(connection, http.text(http.UNAVAILABLE, message))
             stream.on_end(stream)
             return
-        head = render_head(stream.headers)
+        head = http.render_head(stream.headers)
         if not connection.sends_body:
             stream.on_end(stream)
             self._send_last(connection, head)
@@ -358,39 +348,39 @@ class HttpServer(Watchable):
             connection.until = self._now() + self._client_limits.response_s
             self._advance(connection)
 
-    def _call_answer(self, request: Request) -> Answer:
+    def _call_answer(self, request: http.Request) -> Answer:
         try:
             return self._answer(request)
         # Also SystemExit: exit() in a handler must not end the server, and the client waits for a response.
         except BaseException as error:
-            return text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
+            return http.text(http.INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
 
-    def _answer_in_thread(self, connection: _Connection, request: Request) -> None:
+    def _answer_in_thread(self, connection: _Connection, request: http.Request) -> None:
         path, now = request.path, self._now()
         begun = self._in_threads.get(path, [])
         if len(begun) >= self._client_limits.threads_per_path:
             oldest = format_duration(now - begun[0])
             message = f"{len(begun)} requests for {path} are unfinished, the oldest for {oldest}"
-            self._respond(connection, text(UNAVAILABLE, f"{message}; retry when one has ended"))
+            self._respond(connection, http.text(http.UNAVAILABLE, f"{message}; retry when one has ended"))
             return
 
         def answer() -> None:
             made = self._call_answer(request)
             wrong = f"the handler of {path} runs in its own thread, so it must return a Response"
-            response = made if isinstance(made, Response) else text(INTERNAL_ERROR, wrong)
+            response = made if isinstance(made, http.Response) else http.text(http.INTERNAL_ERROR, wrong)
             thread = threading.current_thread()
             self.soon(lambda: self._finish(connection, path, now, response, thread))
 
         try:
             threading.Thread(target=answer, name=f"{self._thread.name}: {path}", daemon=True).start()
         except RuntimeError as error:  # no more threads
-            self._respond(connection, text(UNAVAILABLE, f"could not start a thread for {path}: {error}"))
+            self._respond(connection, http.text(http.UNAVAILABLE, f"could not start a thread for {path}: {error}"))
             return
         self._in_threads.setdefault(path, []).append(now)
         connection.until = None
 
     def _finish(
-        self, connection: _Connection, path: str, begun_at: float, response: Response, thread: threading.Thread
+        self, connection: _Connection, path: str, begun_at: float, response: http.Response, thread: threading.Thread
     ) -> None:
         thread.join()  # returns at once: the thread has nothing left to do
         self._in_threads[path].remove(begun_at)
@@ -399,8 +389,8 @@ class HttpServer(Watchable):
         if connection in self._connections:
             self._respond(connection, response)
 
-    def _respond(self, connection: _Connection, response: Response) -> None:
-        self._send_last(connection, render(response, with_body=connection.sends_body))
+    def _respond(self, connection: _Connection, response: http.Response) -> None:
+        self._send_last(connection, http.render(response, with_body=connection.sends_body))
 
     def _send_last(self, connection: _Connection, data: bytes) -> None:
         connection.outgoing += data
@@ -428,13 +418,13 @@ class HttpServer(Watchable):
                 continue
             if connection.deferred is not None:
                 message = f"no response within {format_seconds(connection.deferred.within_s)}; retry"
-                self._deliver(connection, text(UNAVAILABLE, message))
+                self._deliver(connection, http.text(http.UNAVAILABLE, message))
             elif connection.has_request or connection.reader is None:
                 self._end(connection)
             else:
                 connection.has_request = True
                 within = format_seconds(self._client_limits.request_s)
-                self._respond(connection, text(TIMED_OUT, f"the request was not complete within {within}"))
+                self._respond(connection, http.text(http.TIMED_OUT, f"the request was not complete within {within}"))
 
     def _end(self, connection: _Connection) -> None:
         if connection in self._connections:
