@@ -34,8 +34,8 @@ class LocalEngine:
         self.run_id = run_id
         self._store_address = store_address
         self._emit: Emit = lambda _: None
-        self._loop: EventLoop | None = None
-        self._coordinator: CoordinatorHost | None = None
+        self._loop: EventLoop | None = None  # None: not open
+        self._coordinator: CoordinatorHost
         self._operator_api: OperatorApi | None = None
         self._answer: Callable[[OfNode, Reply], None]
 
@@ -59,7 +59,6 @@ class LocalEngine:
         self._coordinator.step(Received(info.node_id, NodeJoined(info)))
 
     def send(self, message: FromNode) -> None:
-        assert self._coordinator is not None, "opened before"
         if isinstance(message, NodeReady) and self._store_address is not None:
             try:
                 message = self._store_address.offer(message)
@@ -75,17 +74,12 @@ class LocalEngine:
 
     def cancel(self, why: str) -> None:
         if self._loop is not None:
-            self._loop.soon(lambda: self._cancel(why))
-
-    def _cancel(self, why: str) -> None:
-        if self._coordinator is not None:
-            self._coordinator.step(CancelRequested(why))
+            self._loop.soon(lambda: self._coordinator.step(CancelRequested(why)))
 
     def operator_api(self) -> OperatorApi:
         if self._operator_api is None:
             from tenax._engines.operator_api import OperatorApi
 
-            assert self._coordinator is not None, "opened before"
             assert self._loop is not None, "opened before"
             self._operator_api = OperatorApi(
                 self._coordinator, self._loop, lambda _, request, reply: self._answer(request, reply)
@@ -103,10 +97,10 @@ class LocalEngine:
         return False
 
     def close(self) -> None:
-        self._loop = None
         if self._operator_api is not None:
             self._operator_api.close()
-        if self._coordinator is not None:
+        if self._loop is not None:
             self._coordinator.close()
+        self._loop = None
         if self._store_address is not None:
             self._store_address.close()

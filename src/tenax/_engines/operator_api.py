@@ -196,24 +196,16 @@ class OperatorApi(msgspec.Struct, eq=False):
             then()
             return
 
-        def on_reply(node_id: str) -> Reply:
-            def stop_waiting(*_: object) -> None:
-                if node_id in awaited:
-                    awaited.discard(node_id)
-                    if not awaited:
-                        timer.cancel()
-                        then()
+        def stop_waiting(answered: set[str]) -> None:
+            if awaited & answered:
+                awaited.difference_update(answered)
+                if not awaited:
+                    timer.cancel()
+                    then()
 
-            return stop_waiting
-
-        def on_timeout() -> None:
-            if awaited:
-                awaited.clear()
-                then()
-
-        timer = self._loop.at(now + _ACTIVITY_S, on_timeout)
+        timer = self._loop.at(now + _ACTIVITY_S, lambda: stop_waiting(set(awaited)))
         for node_id in sorted(awaited):
-            self._forward(node_id, ActivityRequest(node_id), on_reply(node_id))
+            self._forward(node_id, ActivityRequest(node_id), lambda *_, each=node_id: stop_waiting({each}))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -71,11 +71,7 @@ class Lookup:
     """Resolves an endpoint. Calls ``found`` or ``failed`` once, in the loop, unless it is closed before."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        endpoint: Endpoint,
-        found: Callable[[list[Address]], None],
-        failed: Callable[[str], None],
+        self, loop: EventLoop, endpoint: Endpoint, found: Callable[[list[Address]], None], failed: Callable[[str], None]
     ) -> None:
         self._loop = loop
         self._endpoint = endpoint

@@ -32,7 +32,13 @@ def make_handlers(text: str, kind: str, own: Mapping[str, Factory], group: str, 
     handlers: list[Any] = []
     try:
         for name, argument in parse_names(text):
-            handler = _make_handler(name, argument, kind, own, group)
+            factory = _factory(name, kind, own, group)
+            try:
+                handler = factory(argument)
+            except UnknownHandler:
+                raise
+            except Exception as error:
+                raise UnknownHandler(f"could not create the {kind} {name!r} ({_format_error(error)})") from error
             _check_method(handler, name, kind, method)
             handlers.append(handler)
     except BaseException as error:
@@ -89,16 +95,6 @@ def close_all(handlers: Iterable[Any]) -> list[Exception]:
         except Exception as error:
             errors.append(error)
     return errors
-
-
-def _make_handler(name: str, argument: str, kind: str, own: Mapping[str, Factory], group: str) -> Any:
-    factory = _factory(name, kind, own, group)
-    try:
-        return factory(argument)
-    except UnknownHandler:
-        raise
-    except Exception as error:
-        raise UnknownHandler(f"could not create the {kind} {name!r} ({_format_error(error)})") from error
 
 
 def _check_method(handler: object, name: str, kind: str, method: str) -> None:

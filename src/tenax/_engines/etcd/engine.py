@@ -26,13 +26,7 @@ from tenax._core.leadership.calls import Cancel, Request
 from tenax._core.leadership.keys import Keys, LeaderAddress
 from tenax._core.leadership.machine import Leadership
 from tenax._core.leadership.term import Deliver, Probe, StepCoordinator, StopServing
-from tenax._engines.etcd.leader_address import (
-    LeaderProbe,
-    address_outwards,
-    address_towards,
-    listen_at,
-    this_machine,
-)
+from tenax._engines.etcd.leader_address import LeaderProbe, address_outwards, address_towards, listen_at, this_machine
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
 from tenax._io.etcd.client import EtcdClient
@@ -112,20 +106,16 @@ class EtcdEngine(LinkedEngine):
     @property
     def _secret(self) -> bytes:
         """The configured secret plus the leader's, which only readers of etcd have."""
-        return self._settings.secret + (self._leadership.leader.secret if self._leadership.leader is not None else b"")
+        leader = self._leadership.leader
+        return self._settings.secret + (leader.secret if leader is not None else b"")
 
-    def _link_tls(self) -> ssl.SSLContext | None:
-        files = self._settings.tls
-        if files is None or self._leadership.leader is None:
-            return None
+    def _link_tls(self) -> tuple[ssl.SSLContext | None, str]:
+        files, leader = self._settings.tls, self._leadership.leader
+        if files is None or leader is None:
+            return None, ""
         from tenax._engines.etcd.link_tls import follower_context
 
-        return follower_context(files, self._leadership.leader.certificate)
-
-    @property
-    def _host_for_tls(self) -> str:
-        """Required by TLS, but not compared with the certificate."""
-        return self._leadership.leader.address.addr if self._leadership.leader is not None else "leader"
+        return follower_context(files, leader.certificate), leader.address.addr  # the name is not compared
 
     def _stays_while_others_run(self) -> bool:
         """Stay while this leader decides what its own departure means: it knows the reason, a successor does not."""

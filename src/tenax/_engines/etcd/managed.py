@@ -110,7 +110,7 @@ class ManagedSettings(msgspec.Struct, frozen=True):
 
     @property
     def hosts(self) -> tuple[ControlHost, ...]:
-        """The parsed names. Raises ValueError."""
+        """The parsed names. Raises ValueError, but not for those that ``managed_settings`` has checked."""
         return control_host.control_hosts(self.names, self.client_port, is_tls=self.tls is not None)
 
     @property
@@ -194,8 +194,7 @@ class ManagedMember:
         self._log_offset = 0
         self._started_at = 0.0
         self._served_at: float | None = None  # of the running server
-        self._has_reported_waiting = False
-        self._has_reported_open = False
+        self._printed: set[str] = set()  # by ``_print_once``
         self._ends = 0
         self._rejected_since: float | None = None
         self._last_reported = ""
@@ -210,12 +209,7 @@ class ManagedMember:
     def start(self) -> None:
         """Start this host's member. Does nothing on a host that is not a control host."""
         self._is_open = True
-        try:
-            self._hosts = self._settings.hosts
-        except ValueError as error:
-            message = str(error)
-            self._schedule(0.0, lambda: self._fail(message))
-            return
+        self._hosts = self._settings.hosts
         candidates = tuple(host for host in self._hosts if self._settings.only in ("", host.name))
         self._own_host = control_host.MemberAddress(self._loop, candidates, self._host_found, self._stand_down)
         self._own_host.start()
@@ -414,12 +408,11 @@ class ManagedMember:
         self._schedule(_TAKEN_PAUSE_S, self._request_promotion if len(self._hosts) > 1 else self._put_key)
 
     def _report_waiting(self) -> None:
-        if self._has_reported_waiting or self._loop.now() - self._started_at < _REPORT_WAITING_S:
+        if self._loop.now() - self._started_at < _REPORT_WAITING_S:
             return
-        self._has_reported_waiting = True
         host = self._host
         names = ", ".join(each.name for each in self._hosts)
-        self._print_line(
+        self._print_once(
             f"etcd member {host.name} is waiting for a majority of the control hosts ({names}); start tenax on them, "
             f"and check that they can reach each other at ports {host.client_port} and {host.peer_port}"
         )
@@ -433,9 +426,8 @@ class ManagedMember:
         self._probe_s = _PROBE_S
         self._rejected_since = None
         self._print_line(f"this node runs etcd member {host.name} at {host.client_url}")
-        if not self._settings.secret and self._settings.tls is None and not self._has_reported_open:
-            self._has_reported_open = True
-            self._print_line(
+        if not self._settings.secret and self._settings.tls is None:
+            self._print_once(
                 f"any client that can reach ports {host.client_port} and {host.peer_port} can read and change the "
                 "etcd of this run; to require a password, give every node the same secret "
                 "(--rdzv-conf token_file=FILE)"
@@ -543,6 +535,11 @@ class ManagedMember:
     @property
     def _others(self) -> tuple[ControlHost, ...]:
         return tuple(each for each in self._hosts if each is not self._host)
+
+    def _print_once(self, text: str) -> None:
+        if text not in self._printed:
+            self._printed.add(text)
+            self._print_line(text)
 
     def _is_own(self, member: ops.Member) -> bool:
         return self._host.peer_url in member.peer_urls

@@ -26,6 +26,8 @@ from tenax._io.listen import open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ssl
+
     from tenax._core.coordinator import CoordinatorState
     from tenax._engines.tcp.link import Link
     from tenax._io.endpoint import Address
@@ -48,15 +50,17 @@ class TcpEngine(LinkedEngine):
         self._endpoint = Endpoint.parse(settings.endpoint)
         self._location = f"at {self._endpoint}"
         self._uses_user_secret = settings.uses_user_secret
+        if settings.uses_user_secret:
+            self._rejection_causes = "it serves another run, has a secret, or belongs to another user"
         self._addresses: list[Address] = []
         self._looked_up_at = 0.0
         self._marker = Marker(settings.run_id, str(self._endpoint))
         self._touched_at = 0.0
         self._user_secret = b""
 
-    @property
-    def _host_for_tls(self) -> str:
-        return self._endpoint.host
+    def _link_tls(self) -> tuple[ssl.SSLContext | None, str]:
+        tls = self._settings.tls
+        return tls.for_client() if tls is not None else None, self._endpoint.host
 
     def _stays_while_others_run(self) -> bool:
         if self._linger_until is None:
@@ -76,15 +80,6 @@ class TcpEngine(LinkedEngine):
     @property
     def _secret(self) -> bytes:
         return self._settings.secret or self._user_secret
-
-    @property
-    def _why_rejected(self) -> str:
-        if not self._uses_user_secret:
-            return super()._why_rejected
-        return (
-            "it serves another run, has a secret, or belongs to another user; give every node the same --rdzv-id and "
-            "the same secret (--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
-        )
 
     def _find_coordinator(self) -> None:
         if self._uses_user_secret:

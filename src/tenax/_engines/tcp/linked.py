@@ -71,6 +71,7 @@ class LinkedSettings(msgspec.Struct, frozen=True):
 class LinkedEngine(ABC):
     """Implements ``interfaces.Control``."""
 
+    _rejection_causes = "it serves another run or has another secret"  # the coordinator does not reveal the cause
     _is_elected = False  # whether a coordinator that is stopped may have a successor
     _location = ""  # of the coordinator when the engine opens: "at HOST:PORT", or unknown
 
@@ -118,23 +119,12 @@ class LinkedEngine(ABC):
     def _secret(self) -> bytes:
         return self._settings.secret
 
-    @property
-    def _why_rejected(self) -> str:
-        """Possible causes and the remedy. The coordinator does not reveal the cause to an unauthenticated peer."""
-        return (
-            "it serves another run or has another secret; give every node the same --rdzv-id and the same secret "
-            "(--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
-        )
+    @abstractmethod
+    def _link_tls(self) -> tuple[ssl.SSLContext | None, str]:
+        """Return the TLS context for the next link, and the host name that the coordinator's certificate must contain.
 
-    @property
-    def _host_for_tls(self) -> str:
-        """The host name that the coordinator's certificate must contain."""
-        return ""
-
-    def _link_tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context for the next link. Raises ValueError if the files cannot be used."""
-        tls = self._settings.tls
-        return tls.for_client() if tls is not None else None
+        Raises ValueError if the files cannot be used.
+        """
 
     # --- interfaces.Control -------------------------------------------------------------------------------------------
 
@@ -162,7 +152,10 @@ class LinkedEngine(ABC):
             loop.now(),
             join_timeout_s=settings.join_timeout_s,
             location=self._location,
-            why_rejected=self._why_rejected,
+            why_rejected=(
+                f"{self._rejection_causes}; give every node the same --rdzv-id and the same secret (--rdzv-conf "
+                "token_file=FILE or the variable TENAX_RDZV_TOKEN)"
+            ),
             is_elected=self._is_elected,
         )
         self._store_address.open(loop, node.print_line)
@@ -298,7 +291,7 @@ class LinkedEngine(ABC):
 
     def _start_handshake(self, sock: socket.socket) -> None:
         try:
-            tls = self._link_tls()
+            tls, host = self._link_tls()
         except ValueError as error:  # a TLS file was replaced by an unusable one
             sock.close()
             self._reconnect(str(error), retry_s=client.RETRY_SOON_S)
@@ -308,7 +301,7 @@ class LinkedEngine(ABC):
             lambda body: self._do(self._machine.received(wire.decode_from_server(body), self._loop.now())),
             self._on_link_closed,
             tls,
-            server_hostname=self._host_for_tls if tls is not None else None,
+            server_hostname=host,
             resets=True,  # an orderly close (FIN) means that nothing this agent started is alive
         )
         if link.is_closed:  # reset by the peer before the TLS handshake: _on_link_closed was called

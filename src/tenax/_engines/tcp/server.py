@@ -26,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+    from typing import Any
 
     from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, RunSettings, Send, Step
     from tenax._core.lease import LeaseTerms
@@ -67,24 +68,20 @@ class CoordinatorServer(Watchable):
         on_node_gone: Callable[[], None] = lambda: None,
         on_change: Callable[[CoordinatorState], None] = lambda _: None,
         on_tick: Callable[[], None] = lambda: None,
-        counts: Callable[[float], bool] = lambda _: True,
-        is_unleased: Callable[[str], bool] = lambda _: False,
         hold_back: Callable[[Send], None] | None = None,
         on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
-        handshake_timeout_s: float = links.HANDSHAKE_TIMEOUT_S,
-        accepts_operators: bool = True,
         print_line: Callable[[str], None] = lambda _: None,
         create: CreateMachine = create_machine,
+        **of_links: Any,
     ) -> None:
         """Create a server that is not open yet. Without a secret no operator is accepted.
 
-        ``counts``: whether answers to beats renew the nodes' leases at that time.
-        ``is_unleased``: whether the node is in this process and keeps its workers without a lease.
         ``hold_back``: gets each message, and calls ``deliver`` once the decision is stored.
         ``on_deposed``: called when a node reports that another node leads.
         ``on_change``: called before a new generation or the verdict is sent.
         ``print_line``: prints a line on this node's console.
         ``create``: creates the machines, and may record their calls.
+        ``of_links``: further settings of the ``LinkServer``.
         """
         self._listeners = listeners
         self._loop = loop
@@ -113,11 +110,8 @@ class CoordinatorServer(Watchable):
             secret,
             lambda: self.coordinator.state,
             loop.now(),
-            counts=counts,
-            is_unleased=is_unleased,
-            accepts_operators=accepts_operators,
-            handshake_timeout_s=handshake_timeout_s,
             max_unauthenticated=max(8, min(links.MAX_UNAUTHENTICATED, self._max_links // 2)),
+            **of_links,
         )
 
     def open(self, opened: Opened) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.client import EtcdClient
-    from tenax._io.etcd.http_connection import Breakage, EtcdEndpoint, HttpConnection
+    from tenax._io.etcd.http_connection import EtcdEndpoint, HttpConnection
     from tenax._io.etcd.http_response import Part
     from tenax._io.interfaces import Cancellable
 
@@ -79,7 +79,8 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         self.sent_at = self._client.loop.now()
         self._connection.request(self._request)
 
-    def on_broken(self, breakage: Breakage) -> None:
+    def on_broken(self, message: str, *, is_about_tls: bool) -> None:
+        """Handle the end of the connection. ``is_about_tls``: no retry helps until the certificates change."""
         connection, self._connection = self._connection, None
         assert connection is not None
         pool = self._client.pool
@@ -87,11 +88,11 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
         if connection.answered and not self._status:  # an idle connection was closed; try a new one
             pool.forget(self.endpoint)
             self._connect(is_new=True)
-        elif breakage.is_about_tls:
+        elif is_about_tls:
             pool.read_files_again()
-            self._end(Fault("tls", breakage.message, is_certain=True, was_answered=False))
+            self._end(Fault("tls", message, is_certain=True, was_answered=False))
         else:
-            self._lost(breakage.message)
+            self._lost(message)
 
     def _set_timer(self, after_s: float, call: Callable[[], None]) -> None:
         self._timer.cancel()

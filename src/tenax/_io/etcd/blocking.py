@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.etcd.operations import Change, Operation
+    from tenax._io.etcd.client import Failed
     from tenax._io.etcd.gateway import Fault
     from tenax._io.etcd.settings import EtcdSettings
     from tenax._io.interfaces import Cancellable
+
+    Start = Callable[[Callable[["A"], None], Failed], Callable[[], None]]
 
 A = TypeVar("A")
 
@@ -44,30 +47,26 @@ class BlockingEtcd:
 
     def call(self, operation: Operation[A], patience_s: float | None = None) -> A:
         """Return the answer. Raises EtcdError."""
-        result: _Result[A] = _Result()
         patience = self._patience_s if patience_s is None else patience_s
         session = self._session
-        client = session.client
 
-        def start() -> None:
-            result.on_cancel = client.call(operation, result.succeed, result.fail, patience_s=patience).cancel
+        def start(done: Callable[[A], None], failed: Failed) -> Callable[[], None]:
+            return session.client.call(operation, done, failed, patience_s=patience).cancel
 
-        return session.wait(start, result)
+        return session.wait(start)
 
     def wait_for_change(self, key: bytes, end: bytes, from_revision: int, timeout_s: float) -> list[Change]:
         """Return the next changes from that revision on, or none after ``timeout_s``. Raises EtcdError."""
-        result: _Result[list[Change]] = _Result()
-        done, failed = result.succeed, result.fail
         session = self._session
-        waiting = _ChangeWait(
-            session.client, key, end, lambda _: None, done, failed, next_revision=from_revision, timeout_s=timeout_s
-        )
 
-        def start() -> None:
-            result.on_cancel = waiting.close
+        def start(done: Callable[[list[Change]], None], failed: Failed) -> Callable[[], None]:
+            waiting = _ChangeWait(
+                session.client, key, end, lambda _: None, done, failed, next_revision=from_revision, timeout_s=timeout_s
+            )
             waiting.start()
+            return waiting.close
 
-        return session.wait(start, result)
+        return session.wait(start)
 
     @property
     def trouble(self) -> str:
@@ -114,8 +113,9 @@ class _Session:
         self._waiting: set[_Result[Any]] = set()
         start_new_thread(self._run, ())
 
-    def wait(self, start: Callable[[], None], result: _Result[A]) -> A:
-        """Call ``start`` in the loop, and wait for the result."""
+    def wait(self, start: Start[A]) -> A:
+        """Call ``start`` in the loop, and wait for the result. ``start`` returns the function that cancels."""
+        result: _Result[A] = _Result()
         soon = self._loop.soon
         self._waiting.add(result)  # before the check: ``_run`` does the two in the other order
         try:
@@ -175,9 +175,9 @@ class _Result(msgspec.Struct, Generic[A], eq=False):
             raise EtcdError("this etcd client is closed")
         return self._answer  # type: ignore[return-value]
 
-    def begin(self, start: Callable[[], None]) -> None:
+    def begin(self, start: Start[A]) -> None:
         try:
-            start()
+            self.on_cancel = start(self.succeed, self.fail)
         except Exception as error:  # the caller's: an argument of the wrong type
             self.fail(error)
 

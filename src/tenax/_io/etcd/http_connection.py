@@ -52,13 +52,6 @@ class EtcdEndpoint(msgspec.Struct, eq=False):
         return addresses[first:] + addresses[:first]
 
 
-class Breakage(msgspec.Struct, frozen=True):
-    """Why a connection ended. ``is_about_tls``: a retry does not help until the certificates change."""
-
-    message: str
-    is_about_tls: bool = False
-
-
 class HttpConnection(StreamSocket, eq=False):
     _loop: EventLoop
     endpoint: EtcdEndpoint
@@ -183,7 +176,7 @@ class HttpConnection(StreamSocket, eq=False):
         if not self.is_closed:
             self.close()
             if self.user is not None:
-                self.user.on_broken(Breakage(message, is_about_tls))
+                self.user.on_broken(message, is_about_tls=is_about_tls)
 
     def close(self) -> None:
         """Close without a callback."""
