@@ -29,11 +29,6 @@ _FREEZE_S = 2.5  # equals ``LeaseTerms.freeze_s`` of the default lease; for engi
 _RECENT_KEPT = 256  # steps, shown as recent events in the status
 
 
-def _is_noise(event: AnyCoordinatorEvent) -> bool:
-    """Return whether the event is too frequent to be kept among the recent steps."""
-    return isinstance(event, Tick) or (isinstance(event, Received) and isinstance(event.message, NodeProgress))
-
-
 class CoordinatorHost:
     """One coordinator. Not thread-safe: it belongs to one event loop."""
 
@@ -81,11 +76,11 @@ class CoordinatorHost:
     def _process(self, event: AnyCoordinatorEvent) -> None:
         now = self._loop.now()
         step = self._machine.step(event, now)
-        sends = step.sends
         self._record(now, event, step, self._machine.state)
-        if sends or not _is_noise(event):
-            self.recent.append((now, event, sends))
-        for send in sends:
+        is_progress = isinstance(event, Received) and isinstance(event.message, NodeProgress)
+        if step.sends or not (is_progress or isinstance(event, Tick)):  # too frequent to be kept
+            self.recent.append((now, event, step.sends))
+        for send in step.sends:
             self._deliver(send)
         for watch in list(self.watchers):
             watch()

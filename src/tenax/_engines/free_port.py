@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 
 _RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 _LOWEST = 20000
@@ -18,14 +19,10 @@ def free_port(address: str = "127.0.0.1") -> int:
     port to any outgoing connection, and the next job on this host may need a well-known port for its endpoint.
     """
     end = min(_first_ephemeral_port(), _FIRST_WELL_KNOWN)
-    if end > _LOWEST:
-        for _ in range(_TRIES):
-            port = _LOWEST + int.from_bytes(os.urandom(4), "little") % (end - _LOWEST)
-            if _is_free(address, port):
-                return port
-    with _socket(address) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    for _ in range(_TRIES if end > _LOWEST else 0):
+        with suppress(OSError):
+            return _bind(address, _LOWEST + int.from_bytes(os.urandom(4), "little") % (end - _LOWEST))
+    return _bind(address, 0)
 
 
 def _first_ephemeral_port() -> int:
@@ -36,14 +33,8 @@ def _first_ephemeral_port() -> int:
         return 0
 
 
-def _is_free(address: str, port: int) -> bool:
-    with _socket(address) as probe:
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-        return True
-
-
-def _socket(address: str) -> socket.socket:
-    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+def _bind(address: str, port: int) -> int:
+    """Bind a socket for a moment, and return its port. Raises OSError."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((address, port))
+        return int(probe.getsockname()[1])

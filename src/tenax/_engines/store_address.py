@@ -61,7 +61,8 @@ class StoreAddress(msgspec.Struct, eq=False):
         else:
             if self.port:
                 self._host.end()  # a fixed port must be free before it is bound again; a new port need not wait
-            port = self._host.bind(self.bind_to or self._where(), self.port)
+            loopback = "127.0.0.1" if self.addr == "localhost" else self.addr
+            port = self._host.bind(self.bind_to or (loopback if self.addr in _LOOPBACK else ""), self.port)
         in_agent = self._host is not None
         return msgspec.structs.replace(
             ready, store_addr=self.addr, store_port=port, is_agent_store=in_agent, addresses=addresses
@@ -75,11 +76,6 @@ class StoreAddress(msgspec.Struct, eq=False):
                 "or --rdzv-conf store_port), or leave it out to use a free one"
             )
         return f"no port for the workers' store: {error.strerror or error}"
-
-    def _where(self) -> str:
-        if self.addr not in _LOOPBACK:
-            return ""
-        return "127.0.0.1" if self.addr == "localhost" else self.addr
 
     def serve(self, part: Assignment) -> None:
         """Serve the store if this node has rank 0 in the new generation; else accept no connections."""

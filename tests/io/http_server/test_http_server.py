@@ -190,7 +190,7 @@ def test_a_request_in_a_thread_does_not_block_others(serve: Callable[..., Served
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
-        until(lambda: len(served.server._in_threads.get("/slow", ())) == 2, "both to be running")
+        until(lambda: [path for path, _ in served.server._in_threads] == ["/slow"] * 2, "both to be running")
         assert kube_probe(served.port, "/quick").body == b"/quick\n"
         assert kube_probe(served.port, "/slow").status == 503
         may_end.set()
@@ -244,7 +244,7 @@ def test_hanging_requests_of_one_path_do_not_block_other_paths(serve: Callable[.
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /stuck HTTP/1.1\r\nHost: h\r\n\r\n")
-        until(lambda: len(served.server._in_threads.get("/stuck", ())) == 2, "both to be running")
+        until(lambda: [path for path, _ in served.server._in_threads] == ["/stuck"] * 2, "both to be running")
         response = kube_probe(served.port, "/stuck")
         assert response.status == 503
         assert response.body.startswith(b"2 requests for /stuck are unfinished, the oldest for ")

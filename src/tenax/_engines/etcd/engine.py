@@ -397,6 +397,7 @@ class EtcdEngine(LinkedEngine):
     def _serve(self, elected: Elected) -> None:
         listener, self._listener = self._listener, None
         assert listener is not None
+        etcd = self._etcd.etcd
 
         def hold_back(send: Send) -> None:
             now = self._loop.now()
@@ -409,7 +410,8 @@ class EtcdEngine(LinkedEngine):
             counts=self._leadership.counts,
             hold_back=hold_back,
             on_deposed=lambda frame: self._act(self._leadership.replaced(frame, self._loop.now())),
-            accepts_operators=self._has_configured_secret,
+            # Only if reading the leader's secret needs a credential.
+            accepts_operators=bool(self._settings.secret or etcd.user or (etcd.tls is not None and etcd.tls.cert)),
         )
         if listener.getsockname() not in [sock.getsockname() for sock in self._kept_listeners]:
             self._kept_listeners.append(listener.dup())
@@ -417,12 +419,6 @@ class EtcdEngine(LinkedEngine):
         self._node.set_operator_api(lambda: server.operator_api)
         server.open(self._leadership.opened(elected, time.time() - self._loop.now()))
         self._act(self._leadership.served(server.links, lambda: server.coordinator.state, self._loop.now()))
-
-    @property
-    def _has_configured_secret(self) -> bool:
-        """Whether reading the leader's secret needs a credential: the run's secret, an etcd user or a certificate."""
-        etcd = self._etcd.etcd
-        return bool(self._settings.secret or etcd.user or (etcd.tls is not None and etcd.tls.cert))
 
     def _stop_serving(self) -> None:
         self._stop_attempt("probe")

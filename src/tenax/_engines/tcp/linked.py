@@ -376,17 +376,15 @@ class LinkedEngine(ABC):
         """Add the address of the store that this node offers, if it is ready; None if it cannot offer one."""
         if not isinstance(message, NodeReady):
             return message
+        from tenax._io.host_addresses import host_addresses
+
+        # The link's local address comes first: other hosts most likely see that one.
+        first = self._link.local_address if self._link is not None else ""
         try:
-            return self._store_address.offer(message, self._own_addresses())
+            return self._store_address.offer(message, host_addresses(first, MAX_HOST_ADDRESSES))
         except OSError as error:
             self._refused(self._store_address.why_not(error))
             return None
-
-    def _own_addresses(self) -> tuple[str, ...]:
-        """Return this host's addresses. The link's local address comes first: other hosts most likely see that one."""
-        from tenax._io.host_addresses import host_addresses
-
-        return host_addresses(self._link.local_address if self._link is not None else "", MAX_HOST_ADDRESSES)
 
     def _set_timer(self, name: str, after_s: float, call: Callable[[], None]) -> None:
         self._timers.get(name, NO_TIMER).cancel()

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 VARIABLES = ("TORCHELASTIC_ETCD_BINARY_PATH", "TENAX_ETCD")
 LEAST = (3, 4)
-# Upstream's warning: data may become inconsistent between members after a crash.
-_NOT_FOR_PRODUCTION = ((3, 5, 0), (3, 5, 2))
 _HOW = f"install etcd (Debian, Ubuntu: apt-get install etcd-server), or set {VARIABLES[1]} to its path"
 
 
@@ -33,7 +31,7 @@ class EtcdUnusable(Exception):
     """This host has no usable etcd program. The message gives the cause and the next step."""
 
 
-class EtcdVersion(msgspec.Struct, frozen=True):
+class EtcdVersion(msgspec.Struct):
     """``warning`` is a message for the user, or empty."""
 
     number: tuple[int, int, int]
@@ -67,14 +65,12 @@ def judge_version(path: str, printed: str) -> EtcdVersion:
     version = EtcdVersion((int(found[1]), int(found[2]), int(found[3] or 0)))
     if version.number < LEAST:
         raise EtcdUnusable(f"{path} is etcd {version}; tenax needs 3.4 or later; {_HOW}")
-    first, last = _NOT_FOR_PRODUCTION
-    if not first <= version.number <= last:
-        return version
-    warning = (
-        f"{path} is etcd {version}; upstream does not recommend 3.5.0 to 3.5.2 for production, because members "
-        "may become inconsistent after a crash; use 3.4.22 or later, or 3.5.6 or later"
-    )
-    return EtcdVersion(version.number, warning)
+    if (3, 5, 0) <= version.number <= (3, 5, 2):
+        version.warning = (
+            f"{path} is etcd {version}; upstream does not recommend 3.5.0 to 3.5.2 for production, because members "
+            "may become inconsistent after a crash; use 3.4.22 or later, or 3.5.6 or later"
+        )
+    return version
 
 
 def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -99,14 +99,7 @@ def addresses_here(host: ControlHost, addresses: list[Address]) -> list[str]:
 
 def _can_bind(family: socket.AddressFamily, address: tuple[object, ...]) -> bool:
     """Return True if the address is this host's. Uses any free port: the wanted one may be taken."""
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.bind((address[0], 0, *address[2:]))
-    except OSError as error:
-        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-            return False
-        raise
-    return True
+    return _bind_error(family, (address[0], 0, *address[2:]), errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) is None
 
 
 def taken_port(addresses: list[str], ports: tuple[int, ...]) -> int:
@@ -114,15 +107,22 @@ def taken_port(addresses: list[str], ports: tuple[int, ...]) -> int:
     for address in addresses:
         for port in ports:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            with socket.socket(family, socket.SOCK_STREAM) as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    sock.bind((address, port))
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE:
-                        raise
-                    return port
+            if _bind_error(family, (address, port), errno.EADDRINUSE) is not None:
+                return port
     return 0
+
+
+def _bind_error(family: socket.AddressFamily, address: tuple[object, ...], *expected: int) -> OSError | None:
+    """Bind a socket for a moment. Return an error with one of the expected numbers; raise any other."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except OSError as error:
+        if error.errno in expected:
+            return error
+        raise
+    return None
 
 
 class MemberAddress(msgspec.Struct, eq=False):

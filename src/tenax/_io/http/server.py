@@ -188,8 +188,8 @@ class HttpServer(Watchable):
         self._loop = Loop()
         self._now = self._loop.now
         self._connections: dict[_Connection, None] = {}  # the oldest first
-        self._in_threads: dict[str, list[float]] = {}  # by path, when each of its running threads was started
-        self._accept_again_at: float | None = None
+        self._in_threads: list[tuple[str, float]] = []  # the path of each running thread, and when it was started
+        self._is_accepting = True
         self._is_stopping = False
         listener.setblocking(False)
         self._loop.watch(self)
@@ -228,15 +228,12 @@ class HttpServer(Watchable):
             return 0.0
         moments = [each.until for each in self._connections if each.until is not None]
         moments += [each.heartbeat_at for each in self._connections if each.stream is not None]
-        if self._accept_again_at is not None:
-            moments.append(self._accept_again_at)
         return min(moments, default=None)
 
     def fileno(self) -> int:
-        return self._listener.fileno() if self._accept_again_at is None else -1
+        return self._listener.fileno() if self._is_accepting else -1
 
     def on_readable(self) -> None:
-        """Accept connections."""
         for _ in range(_MAX_ACCEPTS):
             try:
                 sock, address = self._listener.accept()
@@ -245,7 +242,8 @@ class HttpServer(Watchable):
             except OSError as error:
                 if error.errno in _OUT_OF_RESOURCES:
                     self._make_room()
-                    self._accept_again_at = self._now() + _ACCEPT_PAUSE_S
+                    self._is_accepting = False
+                    self._loop.at(self._now() + _ACCEPT_PAUSE_S, self._accept_again)
                     return
                 continue  # the client has disconnected
             sock.setblocking(False)
@@ -256,6 +254,9 @@ class HttpServer(Watchable):
             self._connections[connection] = None
             self._loop.watch(connection)
             self._advance(connection)  # the request may have arrived already; answer it before accepting more
+
+    def _accept_again(self) -> None:
+        self._is_accepting = True
 
     def _make_room(self) -> None:
         """Close the oldest connection without a request, of the peer that has the most of them."""
@@ -307,8 +308,7 @@ class HttpServer(Watchable):
     def _defer(self, connection: _Connection, deferred: DeferredResponse) -> None:
         waiting = sum(each.deferred is not None for each in self._connections)
         if waiting >= self._client_limits.deferred:
-            message = f"too many pending requests ({waiting}); retry later"
-            self._respond(connection, http.text(http.UNAVAILABLE, message))
+            self._refuse(connection, f"too many pending requests ({waiting}); retry later")
             return
         connection.deferred = deferred
         connection.until = self._now() + deferred.within_s
@@ -322,8 +322,7 @@ class HttpServer(Watchable):
     def _open_stream(self, connection: _Connection, stream: Stream) -> None:
         open_now = sum(each.stream is not None for each in self._connections)
         if open_now >= self._client_limits.streams:
-            message = f"too many open streams ({open_now}); close one and retry"
-            self._respond(connection, http.text(http.UNAVAILABLE, message))
+            self._refuse(connection, f"too many open streams ({open_now}); close one and retry")
             stream.on_end(stream)
             return
         head = http.render_head(stream.headers)
@@ -357,37 +356,36 @@ class HttpServer(Watchable):
 
     def _answer_in_thread(self, connection: _Connection, request: http.Request) -> None:
         path, now = request.path, self._now()
-        begun = self._in_threads.get(path, [])
+        begun = [at for each, at in self._in_threads if each == path]
         if len(begun) >= self._client_limits.threads_per_path:
             oldest = format_duration(now - begun[0])
             message = f"{len(begun)} requests for {path} are unfinished, the oldest for {oldest}"
-            self._respond(connection, http.text(http.UNAVAILABLE, f"{message}; retry when one has ended"))
+            self._refuse(connection, f"{message}; retry when one has ended")
             return
 
         def answer() -> None:
             made = self._call_answer(request)
             wrong = f"the handler of {path} runs in its own thread, so it must return a Response"
             response = made if isinstance(made, http.Response) else http.text(http.INTERNAL_ERROR, wrong)
-            thread = threading.current_thread()
-            self.soon(lambda: self._finish(connection, path, now, response, thread))
+            self.soon(lambda: finish(response))
 
+        def finish(response: http.Response) -> None:
+            thread.join()  # returns at once: the thread has nothing left to do
+            self._in_threads.remove((path, now))
+            if connection in self._connections:
+                self._respond(connection, response)
+
+        thread = threading.Thread(target=answer, name=f"{self._thread.name}: {path}", daemon=True)
         try:
-            threading.Thread(target=answer, name=f"{self._thread.name}: {path}", daemon=True).start()
+            thread.start()
         except RuntimeError as error:  # no more threads
-            self._respond(connection, http.text(http.UNAVAILABLE, f"could not start a thread for {path}: {error}"))
+            self._refuse(connection, f"could not start a thread for {path}: {error}")
             return
-        self._in_threads.setdefault(path, []).append(now)
+        self._in_threads.append((path, now))
         connection.until = None
 
-    def _finish(
-        self, connection: _Connection, path: str, begun_at: float, response: http.Response, thread: threading.Thread
-    ) -> None:
-        thread.join()  # returns at once: the thread has nothing left to do
-        self._in_threads[path].remove(begun_at)
-        if not self._in_threads[path]:
-            del self._in_threads[path]
-        if connection in self._connections:
-            self._respond(connection, response)
+    def _refuse(self, connection: _Connection, message: str) -> None:
+        self._respond(connection, http.text(http.UNAVAILABLE, message))
 
     def _respond(self, connection: _Connection, response: http.Response) -> None:
         self._send_last(connection, http.render(response, with_body=connection.sends_body))
@@ -409,8 +407,6 @@ class HttpServer(Watchable):
 
     def _end_overdue(self) -> None:
         now = self._now()
-        if self._accept_again_at is not None and self._accept_again_at <= now:
-            self._accept_again_at = None
         for connection in list(self._connections):
             if connection.stream is not None and connection.heartbeat_at <= now:
                 self._send_on_stream(connection, connection.stream.heartbeat)
