@@ -14,8 +14,7 @@ from tenax._core.etcd.operations import Change, Compact, Delete, Put, RangeAnswe
 from tenax._io.etcd.http_connection import EtcdEndpoint
 from tenax._io.etcd.http_response import Head
 from tenax._io.etcd.settings import etcd_settings
-from tenax._io.etcd.subscription import Subscription
-from tenax._io.etcd.watch_stream import WatchStream
+from tenax._io.etcd.subscription import Subscription, WatchStream
 
 from .kit import ClientInLoop, ScriptedServer, http
 

@@ -55,7 +55,7 @@ class TcpEngine(LinkedEngine):
         self._addresses: list[Address] = []
         self._looked_up_at = 0.0
         self._marker = Marker(settings.run_id, str(self._endpoint))
-        self._touched_at = 0.0
+        self._marked = (0, False)  # generation and whether the run is over, as the marker has them
         self._user_secret = b""
 
     def _link_tls(self) -> tuple[ssl.SSLContext | None, str]:
@@ -106,13 +106,12 @@ class TcpEngine(LinkedEngine):
 
     def _look_up(self) -> None:
         def found(addresses: list[Address]) -> None:
-            self._end_lookup()
-            self._addresses = addresses
+            self._end_lookup(addresses)
             self._serve_if_local()
             self._connect()
 
         def failed(why: str) -> None:
-            self._end_lookup()
+            self._end_lookup([])
             self._retry(f"cannot resolve the host name {self._endpoint.host!r}: {why}", RETRY_LATER_S, self._look_up)
 
         self._begin("lookup", Lookup(self._loop, self._endpoint, found, failed))
@@ -120,16 +119,12 @@ class TcpEngine(LinkedEngine):
     def _look_up_again(self) -> None:
         """Refresh the endpoint's addresses in the background: a restarted coordinator may have a new one."""
         is_recent = self._loop.now() - self._looked_up_at < _LOOK_UP_EVERY_S
-        if "lookup" in self._attempts or is_recent or self._endpoint.is_address:
-            return
+        if "lookup" not in self._attempts and not is_recent and not self._endpoint.is_address:
+            lookup = Lookup(self._loop, self._endpoint, self._end_lookup, lambda _: self._end_lookup([]))
+            self._begin("lookup", lookup)
 
-        def found(addresses: list[Address]) -> None:
-            self._end_lookup()
-            self._addresses = addresses
-
-        self._begin("lookup", Lookup(self._loop, self._endpoint, found, lambda _: self._end_lookup()))
-
-    def _end_lookup(self) -> None:
+    def _end_lookup(self, found: list[Address]) -> None:
+        self._addresses = found or self._addresses
         self._looked_up_at = self._loop.now()
         del self._attempts["lookup"]
 
@@ -157,9 +152,8 @@ class TcpEngine(LinkedEngine):
         server = self._server = self._create_server(
             listeners,
             tls,
+            self._write_marker,
             is_unleased=lambda node_id: node_id == self._info.node_id and self._machine.is_unleased,
-            on_change=self._write_marker,
-            on_tick=self._touch_marker,
             print_line=self._node.print_line,
         )
         for index, listener in enumerate(listeners):  # keeps the port taken until everything started here has exited
@@ -167,6 +161,7 @@ class TcpEngine(LinkedEngine):
         self._announce_serving(is_successor)
         self._node.set_operator_api(lambda: server.operator_api)
         self._machine.serves()
+        self._touch_marker()
         server.open(self._machine.takeover(note, self._settings.terms.lease_s))
         return True
 
@@ -207,13 +202,17 @@ class TcpEngine(LinkedEngine):
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def _write_marker(self, state: CoordinatorState) -> None:
+    def _write_marker(self, _now: float, _event: object, _step: object, state: CoordinatorState) -> None:
+        """Write what a successor must know, before any node receives it."""
         verdict = state.verdict
+        marked = (state.generation, verdict is not None)
+        if marked == self._marked:
+            return
+        self._marked = marked
         if verdict is not None:  # without the report: a late node only needs the outcome
             verdict = msgspec.structs.replace(verdict, failures=(), stopped=(), members=(), earlier=())
         self._marker.write(Note(state.generation, state.restarts_used, state.store, verdict))
 
     def _touch_marker(self) -> None:
-        if self._loop.now() - self._touched_at > _TOUCH_EVERY_S:
-            self._touched_at = self._loop.now()
-            self._marker.touch()
+        self._marker.touch()
+        self._set_timer("marker", _TOUCH_EVERY_S, self._touch_marker)

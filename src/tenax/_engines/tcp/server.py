@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, RunSettings, Send, Step
+    from tenax._core.coordinator import Opened, RunSettings, Send
     from tenax._core.lease import LeaseTerms
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import OfNode
@@ -66,8 +66,6 @@ class CoordinatorServer(Watchable):
         tls: ssl.SSLContext | None = None,
         record: RecordRun = lambda *_: None,
         on_node_gone: Callable[[], None] = lambda: None,
-        on_change: Callable[[CoordinatorState], None] = lambda _: None,
-        on_tick: Callable[[], None] = lambda: None,
         hold_back: Callable[[Send], None] | None = None,
         on_deposed: Callable[[wire.Replaced], None] = lambda _: None,
         print_line: Callable[[str], None] = lambda _: None,
@@ -78,7 +76,6 @@ class CoordinatorServer(Watchable):
 
         ``hold_back``: gets each message, and calls ``deliver`` once the decision is stored.
         ``on_deposed``: called when a node reports that another node leads.
-        ``on_change``: called before a new generation or the verdict is sent.
         ``print_line``: prints a line on this node's console.
         ``create``: creates the machines, and may record their calls.
         ``of_links``: further settings of the ``LinkServer``.
@@ -87,19 +84,15 @@ class CoordinatorServer(Watchable):
         self._loop = loop
         self._tls = tls
         self._on_node_gone = on_node_gone
-        self._on_change = on_change
-        self._on_every_tick = on_tick
         self._on_deposed = on_deposed
         self._print_line = print_line
-        self._noted = (0, False)  # generation and whether the run is over, at the last call of on_change
         self._selector = selectors.DefaultSelector()
         self._connections: dict[links.Peer, _Connection] = {}
         self.coordinator = CoordinatorHost(
-            settings, policy, loop, hold_back or self.deliver, self._record_step, terms.freeze_s, create
+            settings, policy, loop, hold_back or self.deliver, record, terms.freeze_s, create
         )
         self.operator_api = OperatorApi(self.coordinator, loop, self._forward)
         self._requests = PendingRequests()
-        self._record = record
         self._timer: Cancellable | None = None
         self._is_listening = False
         self._max_links = _max_links()
@@ -238,16 +231,6 @@ class CoordinatorServer(Watchable):
             connection.link.close()
         self._listen()
 
-    # --- the coordinator ----------------------------------------------------------------------------------------------
-
-    def _record_step(self, now: float, event: AnyCoordinatorEvent, step: Step, state: CoordinatorState) -> None:
-        """Record a step. What a successor must know is written before any node receives it."""
-        noted = (state.generation, state.verdict is not None)
-        if noted != self._noted:
-            self._noted = noted
-            self._on_change(state)
-        self._record(now, event, step, state)
-
     def deliver(self, send: Send) -> None:
         self._do(self.links.deliver(send))
 
@@ -287,7 +270,6 @@ class CoordinatorServer(Watchable):
         self._requests.fail("that node did not answer in time", lambda _, at: now - at > _REQUEST_TIMEOUT_S)
         if len(self._connections) < self._max_links:
             self._listen()
-        self._on_every_tick()
         self._tick_later()
 
     def close(self) -> None:

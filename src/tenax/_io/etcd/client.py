@@ -1,7 +1,6 @@
 """A non-blocking client for etcd over its JSON gateway.
 
-It uses no threads except for host name lookups. ``call.py`` states how calls are retried: a call may be executed more
-than once, and after ``EtcdUnavailable`` with ``is_certain`` False it may still be executed.
+It uses no threads except for host name lookups. ``call.py`` states how calls are retried.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from tenax._core.etcd.errors import EtcdError
     from tenax._core.etcd.operations import Operation
     from tenax._io.etcd.settings import EtcdSettings
-    from tenax._io.etcd.watch_stream import WatchStream
+    from tenax._io.etcd.subscription import WatchStream
     from tenax._io.interfaces import EventLoop
 
     Ready = Callable[[str], None]
