@@ -46,9 +46,8 @@ _EXPENSIVE_S = 0.005  # above this cost, even if the run has changed since; its 
 
 
 class _Waiting(msgspec.Struct, eq=False):
-    """A status request that waits for the next change."""
-
     reply: Reply
+    is_due: bool  # something has changed: answered after the short delay
     timer: Cancellable = NO_TIMER
 
 
@@ -69,8 +68,7 @@ class OperatorApi(msgspec.Struct, eq=False):
     _is_counting: bool = False
     _is_closed: bool = False
     _asked_at: float = float("-inf")  # when the nodes were last asked for their workers' activity
-    _waiting: list[_Waiting] = []  # nothing has changed yet
-    _due: list[_Waiting] = []  # something has changed: answered after the short delay
+    _waiting: list[_Waiting] = []  # status requests
 
     def watch(self, on_step: Callable[[], None]) -> None:
         """Call ``on_step`` after every step of the coordinator: the status may have changed."""
@@ -138,44 +136,38 @@ class OperatorApi(msgspec.Struct, eq=False):
 
     def _on_step(self) -> None:
         self._steps += 1
-        if isinstance(self._coordinator.state.phase, Over):  # answer now: this process may exit soon
-            for waiting in [*self._waiting, *self._due]:
+        is_over = isinstance(self._coordinator.state.phase, Over)
+        for waiting in list(self._waiting):
+            if is_over:  # answer now: this process may exit soon
                 self._answer(waiting)
-        elif self._waiting:
-            now_due, self._waiting = self._waiting, []
-            self._due += now_due
-            for waiting in now_due:
+            elif not waiting.is_due:
+                waiting.is_due = True
                 self._answer_within(waiting, _COALESCE_S)
 
     def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
-        is_full = len(self._waiting) + len(self._due) >= _MAX_WAITING
+        is_full = len(self._waiting) >= _MAX_WAITING
         if not mark or is_full or isinstance(self._coordinator.state.phase, Over):
             self._reply_with_status(reply)
             return
         self._count()
-        waiting = _Waiting(reply)
-        if mark == self._mark:
-            self._waiting.append(waiting)
-            self._answer_within(waiting, max(_COALESCE_S, min(wait_s, _MAX_WAIT_S)))
-        else:
-            self._due.append(waiting)
-            self._answer_within(waiting, _COALESCE_S)
+        waiting = _Waiting(reply, is_due=mark != self._mark)
+        self._waiting.append(waiting)
+        self._answer_within(waiting, _COALESCE_S if waiting.is_due else max(_COALESCE_S, min(wait_s, _MAX_WAIT_S)))
 
     def _answer_within(self, waiting: _Waiting, seconds: float) -> None:
         waiting.timer.cancel()
         waiting.timer = self._loop.at(self._loop.now() + seconds, lambda: self._answer(waiting))
 
     def _answer(self, waiting: _Waiting) -> None:
-        for group in (self._waiting, self._due):
-            if waiting in group:
-                group.remove(waiting)
-        waiting.timer.cancel()
-        self._reply_with_status(waiting.reply)
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            waiting.timer.cancel()
+            self._reply_with_status(waiting.reply)
 
     def close(self) -> None:
         """Fail the waiting requests: the coordinator is no longer in this process."""
         self._is_closed = True
-        waiting, self._waiting, self._due = [*self._waiting, *self._due], [], []
+        waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.timer.cancel()
             each.reply(None, _GONE)

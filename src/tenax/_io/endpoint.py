@@ -19,8 +19,6 @@ DEFAULT_PORT = 29400
 
 
 class Endpoint:
-    """Host and port."""
-
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port

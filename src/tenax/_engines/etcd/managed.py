@@ -47,11 +47,13 @@ from tenax._processes.server_process import GRACE_S, ServerProcess
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Literal
+    from typing import Literal, TypeVar
 
     from tenax._io.etcd.control_host import ControlHost
     from tenax._io.etcd.member_probe import Standing
     from tenax._io.interfaces import Cancellable, EventLoop
+
+    S = TypeVar("S", control_host.MemberAddress, MemberProbe, EtcdClient)
 
 __all__ = ["ManagedMember", "ManagedSettings", "managed_settings", "member_key"]
 
@@ -184,9 +186,7 @@ class ManagedMember:
         self._program = ""
         self._environ: dict[str, str] = {}
         self.server = ServerProcess(loop, self._server_ended)
-        self._own_host: control_host.MemberAddress | None = None
-        self._probe: MemberProbe | None = None
-        self._client: EtcdClient | None = None  # for the current step
+        self._step: control_host.MemberAddress | MemberProbe | EtcdClient | None = None  # what the current step uses
         self._timer: Cancellable = NO_TIMER  # for the next step
         self._claim_until = 0.0
         self._probe_s = _PROBE_S
@@ -211,8 +211,7 @@ class ManagedMember:
         self._is_open = True
         self._hosts = self._settings.hosts
         candidates = tuple(host for host in self._hosts if self._settings.only in ("", host.name))
-        self._own_host = control_host.MemberAddress(self._loop, candidates, self._host_found, self._stand_down)
-        self._own_host.start()
+        self._use(control_host.MemberAddress(self._loop, candidates, self._host_found, self._stand_down)).start()
 
     # --- claiming -----------------------------------------------------------------------------------------------------
 
@@ -300,12 +299,11 @@ class ManagedMember:
             self._start(control_host.first_cluster(self._hosts), "existing")
             return
         settings = self._settings.client(self._others)
-        self._probe = MemberProbe(self._loop, self._others, self._key(), settings, self._probe_s, self._probed)
-        self._probe.start()
+        probe = MemberProbe(self._loop, self._others, self._key(), settings, self._probe_s, self._probed)
+        self._use(probe).start()
 
     def _probed(self, standing: Standing | None) -> None:
         host = self._host
-        self._probe = None
         if standing is None or (standing.of(host) and not standing.was_started(host)):
             self._start(control_host.first_cluster(self._hosts), "new")
             return
@@ -340,7 +338,7 @@ class ManagedMember:
 
     def _start(self, cluster: dict[str, str], state: Literal["new", "existing"], *, is_added: bool = False) -> None:
         directory, settings = self.directory, self._settings
-        self._drop_client()
+        self._end_step()
         self._log_offset = directory.log_size()
         self._started_at = self._loop.now()
         addresses, run_id = self._addresses, settings.run_id
@@ -420,7 +418,7 @@ class ManagedMember:
     def _served(self, _: ops.PutAnswer) -> None:
         host = self._host
         self.directory.note_served()
-        self._drop_client()
+        self._end_step()
         self._served_at = self._loop.now()
         self._is_member = True
         self._probe_s = _PROBE_S
@@ -437,7 +435,7 @@ class ManagedMember:
 
     def _server_ended(self, how: str, by_itself: bool) -> None:
         name, directory = self._host.name, self.directory
-        self._drop_client()
+        self._end_step()
         self._cancel_timer()
         if self._served_at is not None and self._loop.now() - self._served_at > _STABLE_S:
             self._ends, self._last_reported = 0, ""
@@ -456,7 +454,7 @@ class ManagedMember:
 
     def _try_again(self, message: str, *, is_rejected: bool) -> None:
         """Retry: a few times after the server exited; for ``_REJECTED_S`` if the cluster rejects it."""
-        self._drop_client()
+        self._end_step()
         if self._rejected_since is None or not is_rejected:
             self._rejected_since = self._loop.now() if is_rejected else None
         since = self._rejected_since
@@ -504,7 +502,7 @@ class ManagedMember:
         client.call(ops.Members(), remove_own, self._stop_server, patience_s=_LEAVE_CALL_S / 2)
 
     def _stop_server(self, _: object = None) -> None:
-        self._drop_client()
+        self._end_step()
         if self.server.is_running:
             self.server.stop(max(0.1, min(GRACE_S, self._claim_until - self._loop.now() - 0.4)))
         else:
@@ -548,14 +546,17 @@ class ManagedMember:
         return member_key(self._settings.run_id, self._host.name)
 
     def _use_client(self, hosts: tuple[ControlHost, ...]) -> EtcdClient:
-        self._drop_client()
-        self._client = EtcdClient(self._loop, self._settings.client(hosts))
-        return self._client
+        return self._use(EtcdClient(self._loop, self._settings.client(hosts)))
 
-    def _drop_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+    def _use(self, step: S) -> S:
+        self._end_step()
+        self._step = step
+        return step
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._step.close()
+            self._step = None
 
     def _schedule(self, after_s: float, step: Callable[[], None]) -> None:
         self._cancel_timer()
@@ -567,13 +568,7 @@ class ManagedMember:
 
     def _cancel_pending(self) -> None:
         self._timer.cancel()
-        if self._own_host is not None:
-            self._own_host.close()
-            self._own_host = None
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
-        self._drop_client()
+        self._end_step()
 
     def _stand_down(self) -> None:
         self._cancel_pending()

@@ -37,8 +37,6 @@ _TOUCH_EVERY_S = 10.0
 
 
 class TcpSettings(LinkedSettings, frozen=True):
-    """``endpoint`` is the coordinator's."""
-
     uses_user_secret: bool = False  # use this user's secret on this host, read or created at the start
 
 

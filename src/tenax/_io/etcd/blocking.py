@@ -148,8 +148,6 @@ class _Session:
 
 
 class _Result(msgspec.Struct, Generic[A], eq=False):
-    """The result of one operation of a waiting thread."""
-
     ended: Latch = msgspec.field(default_factory=Latch)
     _answer: A | None = None
     _error: Exception | None = None

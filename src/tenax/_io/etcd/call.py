@@ -39,8 +39,6 @@ _MAX_TOKENS = 3  # tokens refused in one call before it fails
 
 
 class EtcdCall(msgspec.Struct, eq=False):
-    """A call in progress. Created by the client."""
-
     _client: EtcdClient
     _operation: Operation[Any]
     _done: Callable[[Any], None]

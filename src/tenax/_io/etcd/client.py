@@ -98,12 +98,7 @@ class EtcdClient:
         self._is_closed = False
 
     def call(
-        self,
-        operation: Operation[A],
-        done: Callable[[A], None],
-        failed: Failed,
-        *,
-        patience_s: float = PATIENCE_S,
+        self, operation: Operation[A], done: Callable[[A], None], failed: Failed, *, patience_s: float = PATIENCE_S
     ) -> EtcdCall:
         """Start a call. ``done`` or ``failed`` is called once, never within this method; neither if closed."""
         call = EtcdCall(self, operation, done, failed, patience_s, self.loop.now(), self.preferred_endpoint)

@@ -126,8 +126,6 @@ class _WatchResult(msgspec.Struct):
 
 
 class _Line(msgspec.Struct, Generic[T]):
-    """One message of a stream."""
-
     result: T | None = None
     error: _Fault | None = None
 
@@ -234,7 +232,6 @@ class Fault(msgspec.Struct, frozen=True):
     compact_revision: int = 0
 
     def error(self, where: str = "") -> EtcdError:
-        """Return the error for the caller."""
         at = f"etcd at {where}" if where else "etcd"
         match self.kind:
             case "again":

@@ -43,8 +43,6 @@ Part = Head | bytes | End
 
 
 class ResponseReader:
-    """Turns received bytes into parts of one response."""
-
     def __init__(self) -> None:
         self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         self._parser.send(_REQUEST)

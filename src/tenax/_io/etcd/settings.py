@@ -31,12 +31,7 @@ class EtcdSettings(msgspec.Struct, frozen=True):
 
 
 def etcd_settings(
-    endpoint_text: str,
-    *,
-    user: str = "",
-    password: str = "",
-    tls: TlsFiles | None = None,
-    attempt_s: float = 0.5,
+    endpoint_text: str, *, user: str = "", password: str = "", tls: TlsFiles | None = None, attempt_s: float = 0.5
 ) -> EtcdSettings:
     """Parse ``e1:2379,e2:2379``, each with or without ``http://`` or ``https://``. Raises ValueError.
 

@@ -46,12 +46,10 @@ class Response(msgspec.Struct, frozen=True):
 
 
 def text(status: int, message: str, **headers: str) -> Response:
-    """Return a response with one line of text."""
     return Response(status, f"{message}\n".encode(errors="backslashreplace"), PLAIN, headers)
 
 
 def json(status: int, value: Any) -> Response:
-    """Return a response with a JSON body."""
     return Response(status, as_json(value) + b"\n", JSON)
 
 
