@@ -45,29 +45,31 @@ def _query_kernel() -> list[str]:
         netlink.send(_HEADER.pack(_HEADER.size + len(body), _GET_ADDRESSES, _REQUEST_ALL, 1, 0) + body)
         is_done = False
         while not is_done:
-            data, at = netlink.recv(1 << 16), 0
+            data = netlink.recv(1 << 16)
             is_done = not data
-            while at + _HEADER.size <= len(data):
-                length, kind, _, _, _ = _HEADER.unpack_from(data, at)
+            for kind, message in _parts(data, _HEADER):
                 if kind in (_DONE, _ERROR):
                     is_done = True
                 elif kind == _NEW_ADDRESS:
-                    for address, is_deprecated in _usable_addresses(data[at + _HEADER.size : at + length]):
+                    for address, is_deprecated in _usable_addresses(message):
                         (deprecated if is_deprecated else preferred).append(address)
-                at += max(_HEADER.size, (length + 3) & ~3)
     return preferred + deprecated
+
+
+def _parts(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Yield the type and the content of each message, or of each attribute of a message."""
+    at = 0
+    while at + header.size <= len(data):
+        length, kind, *_ = header.unpack_from(data, at)
+        yield kind, data[at + header.size : at + length]
+        at += max(header.size, (length + 3) & ~3)
 
 
 def _usable_addresses(message: bytes) -> Iterator[tuple[str, bool]]:
     family, _, flags, scope, _ = _ADDRESS.unpack_from(message)
     if family not in (socket.AF_INET, socket.AF_INET6) or scope >= _LINK_SCOPE or flags & _UNUSABLE:
         return
-    found: dict[int, bytes] = {}
-    at = _ADDRESS.size
-    while at + _ATTRIBUTE.size <= len(message):
-        length, kind = _ATTRIBUTE.unpack_from(message, at)
-        found[kind] = message[at + _ATTRIBUTE.size : at + length]
-        at += max(_ATTRIBUTE.size, (length + 3) & ~3)
+    found = dict(_parts(message[_ADDRESS.size :], _ATTRIBUTE))
     address = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS)
     if address is not None:
         yield socket.inet_ntop(family, address), bool(flags & _DEPRECATED)

@@ -13,6 +13,7 @@ import msgspec
 
 from tenax._core.model import AgentSettings
 from tenax._core.policy import RestartPolicy
+from tenax._io.loop import Loop, Timer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,23 +133,8 @@ class RequestRefused(ValueError):
     """The user requested something that this machine cannot provide. Raised before any worker starts."""
 
 
-class Cancellable(Protocol):
-    def cancel(self) -> None: ...
-
-
-class EventLoop(Protocol):
-    """The part of the loop that adapters use."""
-
-    @property
-    def now(self) -> Callable[[], float]: ...
-
-    def watch(self, thing: Watchable) -> None: ...
-
-    def unwatch(self, thing: Watchable) -> None: ...
-
-    def at(self, when: float, call: Callable[[], None]) -> Cancellable: ...
-
-    def soon(self, call: Callable[[], None]) -> None: ...
+EventLoop = Loop
+Cancellable = Timer
 
 
 class Control(Protocol):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.events import AnyEvent
-    from tenax._io.interfaces import Cancellable, EventLoop, Watchable
+    from tenax._io.interfaces import Watchable
 
 
 class Timer:
@@ -38,11 +38,11 @@ NO_TIMER = Timer(0.0, None)  # nothing is scheduled
 class DeadlineTimer:
     """The timer of a deadline that moves. ``call`` gets the deadline that has passed."""
 
-    def __init__(self, loop: EventLoop, call: Callable[[float], None]) -> None:
+    def __init__(self, loop: Loop, call: Callable[[float], None]) -> None:
         self._loop = loop
         self._call = call
         self._when: float | None = None
-        self._timer: Cancellable = NO_TIMER
+        self._timer = NO_TIMER
 
     def set(self, when: float | None) -> None:
         """Set the deadline. None: there is none."""

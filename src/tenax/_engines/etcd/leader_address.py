@@ -45,24 +45,23 @@ class LeaderProbe(msgspec.Struct, eq=False):
         leader = self._address
         addresses = literal(leader.addr, leader.port)
         if is_loopback(leader.addr) and leader.machine != this_machine():
-            self._end_soon(
+            why = (
                 f"{leader.host} listens at the loopback address {leader.addr}, which other hosts cannot reach; on "
                 "that node, set the etcd endpoint to an address that other hosts use too, or set --local-addr"
             )
         elif not addresses:
-            self._end_soon(f"{leader.addr!r} is not an IP address that this host can use")
+            why = f"{leader.addr!r} is not an IP address that this host can use"
         else:
             self._connecting = ConnectAttempt(self._loop, addresses[:1], self._opened, self._failed)
             self._connecting.start()
+            return
+        self._timer = self._loop.at(self._loop.now(), lambda: self._away(why))
 
     def _failed(self, errors: list[int]) -> None:
         if errors[0] == errno.ECONNREFUSED:
             self._dead()
         else:
             self._away(os.strerror(errors[0]))
-
-    def _end_soon(self, why: str) -> None:
-        self._timer = self._loop.at(self._loop.now(), lambda: self._away(why))
 
     def close(self) -> None:
         self._timer.cancel()

@@ -54,7 +54,6 @@ class TcpEngine(LinkedEngine):
         self._looked_up_at = 0.0
         self._marker = Marker(settings.run_id, str(self._endpoint))
         self._marked = (0, False)  # generation and whether the run is over, as the marker has them
-        self._user_secret = b""
 
     def _link_tls(self) -> tuple[ssl.SSLContext | None, str]:
         tls = self._settings.tls
@@ -75,16 +74,12 @@ class TcpEngine(LinkedEngine):
         if was_serving:
             self._marker.remove()
 
-    @property
-    def _secret(self) -> bytes:
-        return self._settings.secret or self._user_secret
-
     def _find_coordinator(self) -> None:
         if self._uses_user_secret:
             from tenax._engines.secret import user_secret
 
             try:
-                self._user_secret = user_secret()
+                self._settings = msgspec.structs.replace(self._settings, secret=user_secret())
             except OSError as error:
                 self._refused(str(error))
                 return
@@ -166,15 +161,12 @@ class TcpEngine(LinkedEngine):
     def _announce_serving(self, is_successor: bool) -> None:
         run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
         if is_successor:
-            self._node.print_line(
-                f"this node takes over {run} and waits for the nodes of the last generation to reconnect"
-            )
+            line = f"this node takes over {run} and waits for the nodes of the last generation to reconnect"
         elif self._endpoint.is_loopback:
-            self._node.print_line(
-                f"this node serves {run}; only agents on this host can join, because that is a loopback address"
-            )
+            line = f"this node serves {run}; only agents on this host can join, because that is a loopback address"
         else:
-            self._node.print_line(f"this node serves {run}")
+            line = f"this node serves {run}"
+        self._node.print_line(line)
         if not self._secret:
             self._node.print_line(
                 f"warning: any process that reaches {self._endpoint} can join this run, because it has no secret; give "

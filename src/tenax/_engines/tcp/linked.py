@@ -216,7 +216,8 @@ class LinkedEngine(ABC):
 
     def close(self) -> None:
         self._machine.is_finished = True
-        for timer in (self._deadline, *self._timers.values()):
+        self._deadline.cancel()
+        for timer in self._timers.values():
             timer.cancel()
         for attempt in self._attempts.values():
             attempt.close()
