@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import ABC
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -115,8 +115,11 @@ class RunProcsResult:
         return len(self.failures) > 0
 
 
-class PContext(ABC):
+class PContext(ABC):  # noqa: B024 - a base class, as torch's
     """A set of processes that succeed or fail together."""
+
+    _start_method = "spawn"  # how processes of a function are created
+    _numa_options: NumaOptions | None = None
 
     def __init__(
         self,
@@ -147,7 +150,6 @@ class PContext(ABC):
         self.grace_s = _DEFAULT_GRACE_S  # grace period of the others when one fails
         self.scopes: WatchdogPipe | None = None  # None: scopes are not watched
         self._loop: Loop | None = None
-        self._numa_options: NumaOptions | None = None
         self._machine: AgentMachine | None = None
         self._outcome: RunProcsResult | None = None
         self._broken: BaseException | None = None
@@ -161,10 +163,6 @@ class PContext(ABC):
             return None
         defaults = (line_prefix(None, role_name=self.name, rank=rank, local_rank=rank) for rank in range(self.nprocs))
         return {**dict(enumerate(defaults)), **prefixes}
-
-    @abstractmethod
-    def _start_method(self) -> str:
-        """Return how processes of a function are created."""
 
     # --- log files, set once started ----------------------------------------------------------------------------------
 
@@ -199,7 +197,7 @@ class PContext(ABC):
             # Before there is a process that a signal could orphan.
             self._signals.enter_context(signals_as_exceptions(parse_signals(DEFAULT_SIGNALS), only_defaults=True))
             placements = decide_placements(self._numa_options, self.nprocs)
-            entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
+            entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method, self._entrypoint_name())
             keeper = entrypoint.keeper()
             loop = self._loop = Loop()
             keeper.spawn()  # in this thread, because it may fork
@@ -302,11 +300,10 @@ class PContext(ABC):
             return result
         if verdict.outcome is Outcome.BROKEN:
             raise RuntimeError(verdict.why)
-        to_agent_clock = time.monotonic() - time.time()
+        clock_offset_s = time.monotonic() - time.time()
         for failure in verdict.failures:
-            result.failures[failure.local_rank] = ProcessFailure.from_failure(
-                failure, wall_to_agent_clock=to_agent_clock
-            )
+            found = ProcessFailure.from_failure(failure, wall_to_agent_clock=clock_offset_s)
+            result.failures[failure.local_rank] = found
         if not result.failures:  # stopped by ``close``: report how each one ended
             for ended in verdict.stopped:
                 result.failures[ended.local_rank] = ProcessFailure(ended.local_rank, ended.pid, ended.exit_code, "")
@@ -348,21 +345,10 @@ class MultiprocessContext(PContext):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
-        self.start_method = start_method
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
+        self.start_method = self._start_method = start_method
         self._numa_options = numa_options
-
-    def _start_method(self) -> str:
-        return self.start_method
 
 
 class SubprocessContext(PContext):
@@ -380,20 +366,9 @@ class SubprocessContext(PContext):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
         self._numa_options = numa_options
-
-    def _start_method(self) -> str:
-        return "spawn"
 
     @property
     def subprocess_handlers(self) -> dict[int, Any]:
@@ -412,13 +387,11 @@ class _Process:
     def pid(self) -> int:
         return self._context.pids()[self._local_rank]
 
-    @property
-    def returncode(self) -> int | None:
-        return self.poll()
-
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
         return self._context._exit_code(self._local_rank)
+
+    returncode = property(poll)
 
 
 def start_processes(
@@ -441,21 +414,12 @@ def start_processes(
     When one fails, the others are stopped with a grace period of ``grace_s``. ``scopes`` watches whether they leave
     their scopes in time, and is closed at the end.
     """
-    common = {
-        "name": name,
-        "args": args,
-        "envs": envs,
-        "logs_specs": logs_specs,
-        "log_line_prefixes": log_line_prefixes,
-        "numa_options": numa_options,
-        "duplicate_stdout_filters": duplicate_stdout_filters,
-        "duplicate_stderr_filters": duplicate_stderr_filters,
-    }
+    rest = (logs_specs, log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context: PContext
     if isinstance(entrypoint, str):
-        context = SubprocessContext(entrypoint=entrypoint, **common)  # type: ignore[arg-type]
+        context = SubprocessContext(name, entrypoint, args, envs, *rest)
     else:
-        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)  # type: ignore[arg-type]
+        context = MultiprocessContext(name, entrypoint, args, envs, start_method, *rest)
     context.grace_s = grace_s
     context.scopes = scopes
     try:
