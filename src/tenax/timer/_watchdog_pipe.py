@@ -175,33 +175,27 @@ class WatchdogPipe(Watchable):
 
 def check_path(path: str) -> None:
     """Raise ValueError if the watchdog's pipe cannot be created at this path."""
+    if problem := _path_problem(path):
+        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}{problem}")
+
+
+def _path_problem(path: str) -> str:
     try:
-        mode = os.stat(path).st_mode
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            return ", which is not a pipe; choose an unused path"
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
-            raise ValueError(
-                f"TORCHELASTIC_TIMER_FILE is {path!r}: the folder {folder!r} does not exist; create it"
-            ) from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(
-                f"TORCHELASTIC_TIMER_FILE is {path!r}: the folder {folder!r} is not writable; choose another path"
-            ) from None
-        return
+            return f": the folder {folder!r} does not exist; create it"
+        is_writable = os.access(folder, os.W_OK | os.X_OK)
+        return "" if is_writable else f": the folder {folder!r} is not writable; choose another path"
     except OSError as error:
-        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: {error.strerror}; choose another path") from error
-    if not stat.S_ISFIFO(mode):
-        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}, which is not a pipe; choose an unused path")
-    if _has_reader(path):
-        raise ValueError(
-            f"TORCHELASTIC_TIMER_FILE is {path!r}, and another process already reads from that pipe; give each "
-            "agent its own path, or leave the variable unset"
-        )
-
-
-def _has_reader(path: str) -> bool:
+        return f": {error.strerror}; choose another path"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno != errno.ENXIO  # on other errors, do not replace it
-    return True
+        if error.errno == errno.ENXIO:  # no reader; on other errors, do not replace it
+            return ""
+    return (
+        ", and another process already reads from that pipe; give each agent its own path, or leave the variable unset"
+    )
