@@ -100,9 +100,7 @@ class EtcdValues:
             return kv.value
         value_id, count, length = _parse_head(kv.value)
         name = self._keys.parts(value_id)
-        parts: list[bytes] = []
-        for number in range(count):
-            parts += [part.value for part in self.call(Range(_part(name, number))).kvs]
+        parts = [part.value for number in range(count) for part in self.call(Range(_part(name, number))).kvs]
         value = b"".join(parts)
         if len(parts) == count and len(value) == length:
             return value
