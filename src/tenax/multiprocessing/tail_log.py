@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from typing import TextIO
 from weakref import WeakKeyDictionary
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TextIO
 
 _READ_BYTES = 1 << 20
 _locks: WeakKeyDictionary[TextIO, threading.Lock] = WeakKeyDictionary()

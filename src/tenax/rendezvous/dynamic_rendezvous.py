@@ -46,13 +46,7 @@ from tenax.rendezvous.api import (
 )
 from tenax.rendezvous.utils import STORE_ERRORS
 
-__all__ = [
-    "DynamicRendezvousHandler",
-    "RendezvousBackend",
-    "RendezvousSettings",
-    "RendezvousTimeout",
-    "create_handler",
-]
+__all__ = ["DynamicRendezvousHandler", "RendezvousBackend", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
 
 Token = Any  # a backend's token for one version of the state
 

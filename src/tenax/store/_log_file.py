@@ -18,14 +18,11 @@ import fcntl
 import os
 import struct
 from binascii import crc32
+from collections.abc import Iterator
 from contextlib import suppress
 
 from tenax.store._api import StoreError
 from tenax.store._table import Table
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _HEADER = b"tenax store\n" + struct.pack("<I", 1)
 _RECORD = struct.Struct("<II")

@@ -9,14 +9,10 @@ above all that it has been lost, is unhealthy.
 from __future__ import annotations
 
 import threading
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 __all__ = ["GPUHealthCheck", "GpuHealth", "PynvmlMixin", "create_gpu_health_check", "quick_gpu_health_check"]
 

@@ -8,16 +8,13 @@ with one of torch; both are RuntimeErrors.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from tenax._core.text import format_seconds
 from tenax.store._api import StoreError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
 
 __all__ = ["barrier", "get_all", "store_timeout", "synchronize"]
 

@@ -7,17 +7,13 @@ not delay the heartbeats, and one that raises must not end the rendezvous.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tenax._io.background_queue import BackgroundQueue
 from tenax.events._recording import has_rendezvous_receiver, present_traceback, record_rdzv_event
 from tenax.rendezvous._dynamic.state import Standing, State, first_names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.api import RendezvousParameters
 
 INIT, RUNNING, SUCCEEDED, FAILED = "INIT", "RUNNING", "SUCCEEDED", "FAILED"
 
