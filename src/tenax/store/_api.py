@@ -171,7 +171,6 @@ class Store(ABC):
 
 
 def seconds(timeout: Timeout) -> float:
-    """Return a timeout as a number of seconds."""
     value = timeout if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
         raise ValueError(f"timeout must be a non-negative number of seconds or a timedelta, not {timeout!r}")
@@ -193,7 +192,6 @@ def as_amount(amount: int) -> int:
 
 
 def as_text(key: bytes) -> str:
-    """Decode a stored key."""
     return key.decode("utf-8", "surrogateescape")
 
 

@@ -17,20 +17,15 @@ A short value that starts like a head is stored in parts, too, so that heads are
 from __future__ import annotations
 
 from binascii import hexlify
+from collections.abc import Callable
 from os import urandom
+from typing import Any, TypeVar
 
-from tenax._core.etcd.operations import Delete, Put, Range, prefix_end
+from tenax._core.etcd.operations import Delete, KeyValue, Put, Range, RangeAnswer, prefix_end
 from tenax.store._api import StoreError, as_bytes, as_text
+from tenax.store._etcd_writer import EtcdWriter, Step
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeVar
-
-    from tenax._core.etcd.operations import KeyValue, RangeAnswer
-    from tenax.store._etcd_writer import EtcdWriter, Step
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 PART_BYTES = 256 << 10
 _QUEUE = b"\0q"
@@ -67,7 +62,6 @@ class EtcdKeys:
         return self.value(key) + _QUEUE + b"%0*d-" % (_ORDER_DIGITS, revision) + unique.encode()
 
     def parts(self, value_id: bytes) -> bytes:
-        """Return the prefix of a value's parts."""
         return self.start + _VALUES + value_id + b"/"
 
     def writer(self, writer_id: str) -> bytes:

@@ -87,7 +87,7 @@ class FileStore(LocalStore):
                 result = change(file.table)
                 file.commit()
             except BaseException:
-                file.roll_back()
+                file.reset()
                 raise
             finally:
                 file.unlock()

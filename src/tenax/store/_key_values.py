@@ -92,8 +92,6 @@ class Waiter(ABC):
 
 
 class KeyValues(Table):
-    """The state of one served store."""
-
     __slots__ = ("held_bytes", "limits", "used_bytes", "waiters", "woken")
 
     def __init__(self, limits: Limits) -> None:
@@ -198,7 +196,6 @@ class KeyValues(Table):
             self.used_bytes -= len(key) + _AWAITED_COST
 
     def wake(self, key: bytes) -> None:
-        """Notify all waiters of this key."""
         waiting = self.waiters.pop(key, None)
         if waiting is not None:
             self.used_bytes -= len(key) + _AWAITED_COST + _WAITER_COST * (len(waiting) - 1)

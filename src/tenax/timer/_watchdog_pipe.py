@@ -87,7 +87,6 @@ class WatchdogPipe(Watchable):
         return self.path
 
     def open(self, now: Callable[[], float], print_line: Callable[[str], None]) -> None:
-        """Start reading."""
         self._now = now
         self._print = print_line
         self._is_open = True
