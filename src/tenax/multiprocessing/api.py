@@ -11,15 +11,19 @@ import signal
 import threading
 import time
 from abc import ABC
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tenax._core.agent import AgentMachine
+from tenax._core.commands import StartWorkers
 from tenax._core.events import SignalReceived
-from tenax._core.model import AgentSettings, Outcome, WorkerPhase
+from tenax._core.model import AgentSettings, Outcome, Verdict, WorkerPhase
 from tenax._engines.local import LocalEngine
 from tenax._failures.process_failure import ProcessFailure
+from tenax._io.interfaces import Launch
 from tenax._io.latch import Latch
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, line_prefix, to_map
@@ -27,18 +31,10 @@ from tenax._node.journal import Journal
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax._node.supervisor import Supervisor, Surroundings
 from tenax._node.worker_logs import WorkerLogs
-from tenax._node.workers import decide_placements, make_entrypoint
+from tenax._node.workers import Placements, decide_placements, make_entrypoint
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - third-party code imports it
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from tenax._core.agent import AgentMachine
-    from tenax._core.commands import StartWorkers
-    from tenax._core.model import Verdict
-    from tenax._io.interfaces import Launch
-    from tenax._node.workers import Placements
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
     from tenax.timer._watchdog_pipe import WatchdogPipe
@@ -186,8 +182,6 @@ class PContext(ABC):  # noqa: B024 - a base class, as torch's
     def filtered_stderr(self) -> str:
         return self._logs.destination.filtered_stderr
 
-    # --- start, wait, close -------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start all processes. Returns when each has started or failed to start."""
         if self._thread is not None or self._ended.is_open:
@@ -197,7 +191,11 @@ class PContext(ABC):  # noqa: B024 - a base class, as torch's
             # Before there is a process that a signal could orphan.
             self._signals.enter_context(signals_as_exceptions(parse_signals(DEFAULT_SIGNALS), only_defaults=True))
             placements = decide_placements(self._numa_options, self.nprocs)
-            entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method, self._entrypoint_name())
+            if isinstance(self.entrypoint, str):
+                name = os.path.basename(self.entrypoint)
+            else:
+                name = getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
+            entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method, name)
             keeper = entrypoint.keeper()
             loop = self._loop = Loop()
             keeper.spawn()  # in this thread, because it may fork
@@ -233,16 +231,6 @@ class PContext(ABC):  # noqa: B024 - a base class, as torch's
     def _restore_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():  # only there handlers can be set
             self._signals.close()
-
-    def _note_progress(self) -> None:
-        workers = self._machine.state.workers if self._machine is not None else {}
-        if workers and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values()):
-            self._started.open()
-
-    def _entrypoint_name(self) -> str:
-        if isinstance(self.entrypoint, str):
-            return os.path.basename(self.entrypoint)
-        return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002 - nothing is polled
         """Return the result once all succeeded, or one failed and the others are stopped; None after the timeout.
@@ -326,7 +314,10 @@ class _Surroundings(Surroundings):
         return self._placements.bind(local_rank, launch)
 
     def observe(self, *_: object) -> None:
-        self._context._note_progress()
+        machine = self._context._machine
+        workers = machine.state.workers if machine is not None else {}
+        if workers and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values()):
+            self._context._started.open()
 
 
 class MultiprocessContext(PContext):

@@ -120,8 +120,13 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     is_host = params.get_as_bool("is_host")
     read_timeout_s = whole_seconds(params, "read_timeout", _READ_TIMEOUT_S)
-    # If another process on this host was faster, it is the host and this one a client.
-    attempts = [is_host] if is_host is not None else [True, False] if _can_listen(host, port) else [False]
+    try:
+        # If another process on this host was faster, it is the host and this one a client.
+        attempts = [is_host] if is_host is not None else [True, False] if can_bind(host, port) else [False]
+    except OSError as error:
+        raise RendezvousConnectionError(
+            f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
+        ) from error
     for is_server in attempts:
         try:
             store = _stores().TCPStore(
@@ -142,16 +147,6 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
     raise RendezvousConnectionError(
         f"cannot {'serve' if is_server else 'reach'} the rendezvous store at {host}:{port}: {failure}"
     ) from failure
-
-
-def _can_listen(host: str, port: int) -> bool:
-    """Return whether the address is one of this machine's and its port is free."""
-    try:
-        return can_bind(host, port)
-    except OSError as error:
-        raise RendezvousConnectionError(
-            f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
-        ) from error
 
 
 def _file_store(params: RendezvousParameters) -> Any:

@@ -242,7 +242,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         joiner = Joiner(self._node.id, self._name(), self._settings, self._last_round, time.monotonic())
         self._round = 0
         try:
-            self._start_heartbeat()
+            if self._heartbeat is None:
+                self._heartbeat = Heartbeat(self._holder, self._node.id, self._settings, self._recorder)
+                weakref.finalize(self, self._heartbeat.stop_requested.set)
             while True:
                 done = self._join(joiner)
                 self._round = self._last_round = joiner.last_round = done.round
@@ -451,13 +453,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
                     RuntimeWarning,
                     stacklevel=3,
                 )
-
-    # --- heartbeats ---------------------------------------------------------------------------------------------------
-
-    def _start_heartbeat(self) -> None:
-        if self._heartbeat is None:
-            self._heartbeat = Heartbeat(self._holder, self._node.id, self._settings, self._recorder)
-            weakref.finalize(self, self._heartbeat.stop_requested.set)
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:

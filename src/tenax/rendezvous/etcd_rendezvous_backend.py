@@ -119,9 +119,6 @@ class EtcdRendezvousBackend(RendezvousBackend):
             raise RendezvousConnectionError(f"cannot {what} etcd: {error}") from error
 
 
-# --- from parameters --------------------------------------------------------------------------------------------------
-
-
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     """Create a backend and a store from parameters. The endpoint is ``host:port``, or several separated by commas.
 

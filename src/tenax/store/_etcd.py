@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any, TypeVar
 
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
-from tenax._core.etcd.operations import Compare, Delete, Put, Range, Transaction
+from tenax._core.etcd.operations import Compare, Delete, KeyValue, Operation, Put, Range, RangeAnswer, Transaction
 from tenax.store._api import (
     DEFAULT_TIMEOUT_S,
     QueueEmptyError,
@@ -42,14 +44,10 @@ from tenax.store._table import NotANumber, added, as_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, TypeVar
-
-    from tenax._core.etcd.operations import KeyValue, Operation, RangeAnswer
     from tenax._io.etcd.blocking import BlockingEtcd
     from tenax.store._api import Timeout
 
-    A = TypeVar("A")
+A = TypeVar("A")
 
 _MIN_PATIENCE_S = 5.0
 _CLOSE_S = 1.0
@@ -266,8 +264,6 @@ class EtcdStore(Store):
                     raise self._callers_missing(key, world_size, limit_s)
         except NotANumber as error:
             raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
-
-    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _first_of(self, keys: Sequence[str], call: Callable[[Any], Any], *, keys_only: bool) -> list[KeyValue | None]:
         """Return for each key what makes it exist: its value, or the first item of its queue."""

@@ -102,8 +102,6 @@ class KeyValues(Table):
         self.used_bytes = 0
         self.held_bytes = 0  # in the buffers of connections; sessions update it
 
-    # --- changes ------------------------------------------------------------------------------------------------------
-
     def put(self, key: bytes, value: bytes) -> None:
         old = self.values.get(key)
         if old is not None and len(value) <= len(old):  # the most frequent case

@@ -337,8 +337,6 @@ class StoreServer:
             self._drop(largest)
         self._report_fault(fault)
 
-    # --- everything else ----------------------------------------------------------------------------------------------
-
     def _on_descriptor(self, descriptor: int) -> None:
         if descriptor == self._listener.fileno():
             # Accept after this round: a new connection may reuse a number that still has an event.

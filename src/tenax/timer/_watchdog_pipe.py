@@ -13,20 +13,14 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from tenax._core import commands as command_types
-from tenax._core import events
+from tenax._core.commands import AnyCommand, EndWorker, StartWorkers
+from tenax._core.events import AnyEvent, ScopeExpired
+from tenax._core.hang import Scopes
 from tenax._core.watchdog import Watchdog
 from tenax._io.interfaces import Watchable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tenax._core.commands import AnyCommand, EndWorker
-    from tenax._core.events import AnyEvent, ScopeExpired
-    from tenax._core.hang import Scopes
 
 _READ_BYTES = 1 << 16
 _MAX_READS = 64  # per turn, of a pipe that is written to all the time
@@ -104,13 +98,13 @@ class WatchdogPipe(Watchable):
 
     def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
-        if any(isinstance(command, command_types.StartWorkers) for command in commands):
+        if any(isinstance(command, StartWorkers) for command in commands):
             self._empty()
         self.watchdog.on_step(event, commands)
-        if isinstance(event, events.ScopeExpired):
+        if isinstance(event, ScopeExpired):
             self._on_event("timer expired", event)
         for command in commands:
-            if isinstance(command, command_types.EndWorker):
+            if isinstance(command, EndWorker):
                 self._on_event("kill worker process", command)
 
     def next_deadline(self) -> float | None:

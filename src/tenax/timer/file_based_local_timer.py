@@ -187,8 +187,6 @@ class FileTimerServer(TimerTable[FileTimerRequest], WatchdogThread):
         """Return when this server last checked its timers, in epoch seconds; now, before the first client."""
         return self._last_progress_time if self._is_client_started else int(time.time())
 
-    # --- timers -------------------------------------------------------------------------------------------------------
-
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
         super().register_timers(timer_requests)
         self._request_count += len(timer_requests)

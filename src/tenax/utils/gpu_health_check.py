@@ -138,7 +138,11 @@ class GPUHealthCheck(PynvmlMixin):
             if error.value in _NOT_THE_GPU:
                 return GpuHealth(index, None, why=f"GPU {index}: its driver reported no health: {error}")
             return GpuHealth(index, False, "unreachable", f"GPU {index} does not respond: {error}")
-        return _judge(index, int(value.value.uiVal))
+        action = int(value.value.uiVal)
+        if action == _NONE:
+            return GpuHealth(index, True)
+        name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver requests the recovery action {action}"))
+        return GpuHealth(index, False, name, f"GPU {index}: {advice}")
 
     def _driver_is_new_enough(self) -> bool:
         version = self._query(self.pynvml.nvmlSystemGetDriverVersion, "did not report its version")
@@ -150,13 +154,6 @@ class GPUHealthCheck(PynvmlMixin):
             return True
         self.why_not = f"the NVIDIA driver is {written}; GPU health checks require {_FIRST_DRIVER} or later"
         return False
-
-
-def _judge(index: int, action: int) -> GpuHealth:
-    if action == _NONE:
-        return GpuHealth(index, True)
-    name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver requests the recovery action {action}"))
-    return GpuHealth(index, False, name, f"GPU {index}: {advice}")
 
 
 def create_gpu_health_check(
