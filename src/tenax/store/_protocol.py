@@ -62,23 +62,8 @@ class Session(Waiter):
     """The protocol state of one connection. Close it with the connection."""
 
     __slots__ = (
-        "_answer_bytes",
-        "_awaited",
-        "_limits",
-        "_list",
-        "_max_key",
-        "_max_unread",
-        "_max_value",
-        "_missing",
-        "_needed",
-        "_out",
-        "_table",
-        "_tail",
-        "fault",
-        "has_greeted",
-        "held_bytes",
-        "is_paused",
-        "is_used",
+        *("_answer_bytes", "_awaited", "_limits", "_list", "_max_key", "_max_unread", "_max_value", "_missing"),
+        *("_needed", "_out", "_table", "_tail", "fault", "has_greeted", "held_bytes", "is_paused", "is_used"),
     )
 
     def __init__(self, table: KeyValues) -> None:

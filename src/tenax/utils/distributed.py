@@ -63,5 +63,4 @@ def _as_torchs(error: StoreError, *, is_connected: bool) -> StoreError:
 def get_free_port() -> int:
     """Return a port of localhost that is free now. It is not reserved: another process may take it."""
     with closing(get_socket_with_port()) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])
