@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -111,12 +111,13 @@ class RunProcsResult:
         return len(self.failures) > 0
 
 
-class PContext(ABC):  # noqa: B024 - a base class, as torch's
+class PContext(ABC):
     """A set of processes that succeed or fail together."""
 
     _start_method = "spawn"  # how processes of a function are created
     _numa_options: NumaOptions | None = None
 
+    @abstractmethod
     def __init__(
         self,
         name: str,
