@@ -17,7 +17,6 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import ParamSpec, TypeVar
 
     from tenax.control_plane._handlers import HandlerRequest, register_handler, report_step
@@ -54,9 +53,7 @@ class _WorkerMain:
         get_error_handler().initialize()
         self._server = _start_server()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception):
             from tenax._failures.error_handler import _record, get_error_handler
 

@@ -13,17 +13,14 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from tenax._io.http.message import INTERNAL_ERROR, NOT_FOUND, PLAIN, Request, Response, json, text
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    Handler = Callable[["HandlerRequest"], Any]
+Handler = Callable[["HandlerRequest"], Any]
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _NUMBERS = {
@@ -70,10 +67,6 @@ def report_step(step: int) -> None:
 def handler_names() -> list[str]:
     """Return the names of all handlers, the built-in ones first."""
     return [*_BUILT_IN, *sorted(_registered)]
-
-
-def is_registered(name: str) -> bool:
-    return name in _registered
 
 
 def call_handler(name: str, request: Request) -> Response:

@@ -11,7 +11,7 @@ import socket
 
 from tenax._io.http.message import HTML, METHOD_NOT_ALLOWED, NOT_FOUND, Limits, Request, Response, text
 from tenax._io.http.message import json as as_json
-from tenax.control_plane._handlers import call_handler, handler_names, is_registered
+from tenax.control_plane._handlers import _registered, call_handler, handler_names
 from tenax.control_plane._sockets import check_length, is_served, is_socket
 
 TYPE_CHECKING = False
@@ -46,18 +46,19 @@ class WorkerServer:
         self._pid = os.getpid()
 
     def stop(self) -> None:
-        if self._server is None:
-            return
-        if os.getpid() != self._pid:
-            self._server = None
-            return
-        self._server.stop()
-        self._server = None
-        if self._identity is not None and _identity(self.path) == self._identity:
-            os.unlink(self.path)
+        server, self._server = self._server, None
+        if server is not None and os.getpid() == self._pid:
+            server.stop()
+            if self._identity is not None and _identity(self.path) == self._identity:
+                os.unlink(self.path)
 
     def _listen(self) -> socket.socket:
-        _remove_stale_socket(self.path)
+        if os.path.lexists(self.path):
+            if not is_socket(self.path):
+                raise ValueError(f"{self.path!r} exists and is not a socket; choose another path")
+            if is_served(self.path):
+                raise ValueError(f"another process listens at {self.path!r}; every worker needs its own path")
+            os.unlink(self.path)  # of an earlier worker
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.path)
@@ -69,17 +70,6 @@ class WorkerServer:
             raise
         self._identity = _identity(self.path)
         return listener
-
-
-def _remove_stale_socket(path: str) -> None:
-    """Remove the socket of an earlier worker. Raises ValueError if the path is used by something else."""
-    if not os.path.lexists(path):
-        return
-    if not is_socket(path):
-        raise ValueError(f"{path!r} exists and is not a socket; choose another path")
-    if is_served(path):
-        raise ValueError(f"another process listens at {path!r}; every worker needs its own path")
-    os.unlink(path)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -103,4 +93,4 @@ def _answer(request: Request) -> Response:
 
 
 def _is_user_handler(request: Request) -> bool:
-    return request.method == "POST" and is_registered(request.path.removeprefix(_PREFIX))
+    return request.method == "POST" and request.path.removeprefix(_PREFIX) in _registered

@@ -12,13 +12,10 @@ import os
 import socket
 import stat
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
 from tenax._io.interfaces import RequestRefused
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 _MAX_BYTES = 107 if sys.platform.startswith("linux") else 103

@@ -3,6 +3,7 @@
 Loaded on first use: a worker that only uses ``multiprocessing.errors.record`` imports this package and must not pay for
 the rest.
 """
+# ruff: noqa: F403, F405 - ``api`` lists its names
 
 from __future__ import annotations
 
@@ -10,20 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tenax.multiprocessing.api import (
-        DefaultLogsSpecs,
-        LogsDest,
-        LogsSpecs,
-        MultiprocessContext,
-        PContext,
-        ProcessFailure,
-        RunProcsResult,
-        SignalException,
-        Std,
-        SubprocessContext,
-        start_processes,
-        to_map,
-    )
+    from tenax.multiprocessing.api import *
 
 __all__ = [
     "DefaultLogsSpecs",

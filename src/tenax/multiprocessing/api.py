@@ -11,15 +11,19 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from tenax._core.agent import AgentMachine
+from tenax._core.commands import StartWorkers
 from tenax._core.events import SignalReceived
-from tenax._core.model import AgentSettings, Outcome, WorkerPhase
+from tenax._core.model import AgentSettings, Outcome, Verdict, WorkerPhase
 from tenax._engines.local import LocalEngine
 from tenax._failures.process_failure import ProcessFailure
+from tenax._io.interfaces import Launch
 from tenax._io.latch import Latch
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, line_prefix, to_map
@@ -27,18 +31,10 @@ from tenax._node.journal import Journal
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax._node.supervisor import Supervisor, Surroundings
 from tenax._node.worker_logs import WorkerLogs
-from tenax._node.workers import decide_placements, make_entrypoint
+from tenax._node.workers import Placements, decide_placements, make_entrypoint
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - third-party code imports it
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from tenax._core.agent import AgentMachine
-    from tenax._core.commands import StartWorkers
-    from tenax._core.model import Verdict
-    from tenax._io.interfaces import Launch
-    from tenax._node.workers import Placements
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
     from tenax.timer._watchdog_pipe import WatchdogPipe
@@ -118,6 +114,10 @@ class RunProcsResult:
 class PContext(ABC):
     """A set of processes that succeed or fail together."""
 
+    _start_method = "spawn"  # how processes of a function are created
+    _numa_options: NumaOptions | None = None
+
+    @abstractmethod
     def __init__(
         self,
         name: str,
@@ -147,7 +147,6 @@ class PContext(ABC):
         self.grace_s = _DEFAULT_GRACE_S  # grace period of the others when one fails
         self.scopes: WatchdogPipe | None = None  # None: scopes are not watched
         self._loop: Loop | None = None
-        self._numa_options: NumaOptions | None = None
         self._machine: AgentMachine | None = None
         self._outcome: RunProcsResult | None = None
         self._broken: BaseException | None = None
@@ -161,10 +160,6 @@ class PContext(ABC):
             return None
         defaults = (line_prefix(None, role_name=self.name, rank=rank, local_rank=rank) for rank in range(self.nprocs))
         return {**dict(enumerate(defaults)), **prefixes}
-
-    @abstractmethod
-    def _start_method(self) -> str:
-        """Return how processes of a function are created."""
 
     # --- log files, set once started ----------------------------------------------------------------------------------
 
@@ -188,8 +183,6 @@ class PContext(ABC):
     def filtered_stderr(self) -> str:
         return self._logs.destination.filtered_stderr
 
-    # --- start, wait, close -------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start all processes. Returns when each has started or failed to start."""
         if self._thread is not None or self._ended.is_open:
@@ -199,7 +192,11 @@ class PContext(ABC):
             # Before there is a process that a signal could orphan.
             self._signals.enter_context(signals_as_exceptions(parse_signals(DEFAULT_SIGNALS), only_defaults=True))
             placements = decide_placements(self._numa_options, self.nprocs)
-            entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
+            if isinstance(self.entrypoint, str):
+                name = os.path.basename(self.entrypoint)
+            else:
+                name = getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
+            entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method, name)
             keeper = entrypoint.keeper()
             loop = self._loop = Loop()
             keeper.spawn()  # in this thread, because it may fork
@@ -235,16 +232,6 @@ class PContext(ABC):
     def _restore_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():  # only there handlers can be set
             self._signals.close()
-
-    def _note_progress(self) -> None:
-        workers = self._machine.state.workers if self._machine is not None else {}
-        if workers and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values()):
-            self._started.open()
-
-    def _entrypoint_name(self) -> str:
-        if isinstance(self.entrypoint, str):
-            return os.path.basename(self.entrypoint)
-        return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002 - nothing is polled
         """Return the result once all succeeded, or one failed and the others are stopped; None after the timeout.
@@ -302,11 +289,10 @@ class PContext(ABC):
             return result
         if verdict.outcome is Outcome.BROKEN:
             raise RuntimeError(verdict.why)
-        to_agent_clock = time.monotonic() - time.time()
+        clock_offset_s = time.monotonic() - time.time()
         for failure in verdict.failures:
-            result.failures[failure.local_rank] = ProcessFailure.from_failure(
-                failure, wall_to_agent_clock=to_agent_clock
-            )
+            found = ProcessFailure.from_failure(failure, wall_to_agent_clock=clock_offset_s)
+            result.failures[failure.local_rank] = found
         if not result.failures:  # stopped by ``close``: report how each one ended
             for ended in verdict.stopped:
                 result.failures[ended.local_rank] = ProcessFailure(ended.local_rank, ended.pid, ended.exit_code, "")
@@ -329,7 +315,10 @@ class _Surroundings(Surroundings):
         return self._placements.bind(local_rank, launch)
 
     def observe(self, *_: object) -> None:
-        self._context._note_progress()
+        machine = self._context._machine
+        workers = machine.state.workers if machine is not None else {}
+        if workers and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values()):
+            self._context._started.open()
 
 
 class MultiprocessContext(PContext):
@@ -348,21 +337,10 @@ class MultiprocessContext(PContext):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
-        self.start_method = start_method
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
+        self.start_method = self._start_method = start_method
         self._numa_options = numa_options
-
-    def _start_method(self) -> str:
-        return self.start_method
 
 
 class SubprocessContext(PContext):
@@ -380,20 +358,9 @@ class SubprocessContext(PContext):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        super().__init__(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-        )
+        filters = (duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
         self._numa_options = numa_options
-
-    def _start_method(self) -> str:
-        return "spawn"
 
     @property
     def subprocess_handlers(self) -> dict[int, Any]:
@@ -412,13 +379,11 @@ class _Process:
     def pid(self) -> int:
         return self._context.pids()[self._local_rank]
 
-    @property
-    def returncode(self) -> int | None:
-        return self.poll()
-
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
         return self._context._exit_code(self._local_rank)
+
+    returncode = property(poll)
 
 
 def start_processes(
@@ -441,21 +406,12 @@ def start_processes(
     When one fails, the others are stopped with a grace period of ``grace_s``. ``scopes`` watches whether they leave
     their scopes in time, and is closed at the end.
     """
-    common = {
-        "name": name,
-        "args": args,
-        "envs": envs,
-        "logs_specs": logs_specs,
-        "log_line_prefixes": log_line_prefixes,
-        "numa_options": numa_options,
-        "duplicate_stdout_filters": duplicate_stdout_filters,
-        "duplicate_stderr_filters": duplicate_stderr_filters,
-    }
+    rest = (logs_specs, log_line_prefixes, numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context: PContext
     if isinstance(entrypoint, str):
-        context = SubprocessContext(entrypoint=entrypoint, **common)  # type: ignore[arg-type]
+        context = SubprocessContext(name, entrypoint, args, envs, *rest)
     else:
-        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)  # type: ignore[arg-type]
+        context = MultiprocessContext(name, entrypoint, args, envs, start_method, *rest)
     context.grace_s = grace_s
     context.scopes = scopes
     try:

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from typing import TextIO
 from weakref import WeakKeyDictionary
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import BinaryIO, TextIO
 
 _READ_BYTES = 1 << 20
 _locks: WeakKeyDictionary[TextIO, threading.Lock] = WeakKeyDictionary()
@@ -45,22 +42,13 @@ def tail_logfile(
         is_last_read = False
         while not is_last_read:
             is_last_read = finished.is_set()  # before reading, so that everything written before it is read
-            rest = _copy_whole_lines(source, rest, header, dst, log_line_filter)
+            while data := source.read(_READ_BYTES):
+                *lines, rest = (rest + data).split(b"\n")
+                _write_lines(lines, header, dst, log_line_filter)
             if not is_last_read:
                 finished.wait(interval_sec)
         if rest:
             _write_lines([rest], header, dst, log_line_filter)
-
-
-def _copy_whole_lines(
-    source: BinaryIO, rest: bytes, header: str, dst: TextIO, log_line_filter: Callable[[str], bool] | None
-) -> bytes:
-    """Copy the whole lines available now; return the unfinished rest."""
-    while data := source.read(_READ_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        if lines:
-            _write_lines(lines, header, dst, log_line_filter)
-    return rest
 
 
 def _write_lines(lines: list[bytes], header: str, dst: TextIO, log_line_filter: Callable[[str], bool] | None) -> None:
@@ -92,25 +80,15 @@ class TailLog:
         interval_sec: float = 0.1,
         log_line_filter: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._name = name
         self._finished = threading.Event()
         self._is_stopped = False
-        prefixes = log_line_prefixes or {}
+        prefixes = {rank: f"[{name}{rank}]:" for rank in log_files} | (log_line_prefixes or {})
+        rest = (dst, self._finished, interval_sec, log_line_filter)
         self._threads = [
             threading.Thread(
-                target=tail_logfile,
-                name=f"tail-{name}-{local_rank}",
-                args=(
-                    prefixes.get(local_rank, f"[{name}{local_rank}]:"),
-                    file,
-                    dst,
-                    self._finished,
-                    interval_sec,
-                    log_line_filter,
-                ),
-                daemon=True,
+                target=tail_logfile, name=f"tail-{name}-{rank}", args=(prefixes[rank], file, *rest), daemon=True
             )
-            for local_rank, file in log_files.items()
+            for rank, file in log_files.items()
         ]
 
     def start(self) -> TailLog:

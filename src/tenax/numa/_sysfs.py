@@ -7,10 +7,7 @@ container without the folder). The result is then ``None`` or an empty list.
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 
 def read(*path: str) -> str | None:

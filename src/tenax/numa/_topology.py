@@ -6,11 +6,9 @@ server with 256 CPUs has thousands of them.
 
 from __future__ import annotations
 
-from tenax.numa import _sysfs as sysfs
+from collections.abc import Callable, Iterable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from tenax.numa import _sysfs as sysfs
 
 
 class Topology:

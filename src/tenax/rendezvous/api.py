@@ -195,11 +195,9 @@ class RendezvousParameters:
         if value is None or isinstance(value, bool):
             return value
         text = str(value).lower()
-        if text in _TRUE:
-            return True
-        if text in _FALSE:
-            return False
-        raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected yes or no")
+        if text not in (*_TRUE, *_FALSE):
+            raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected yes or no")
+        return text in _TRUE
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
         value = self.get(key, default)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import binascii
 import os
 import sys
+import tempfile
 from base64 import b64decode, b64encode
+from datetime import timedelta
 from typing import Any
 
+from tenax import store as tenax_stores
 from tenax._engines.secret import TLS_OPTIONS, refuse_unused_options
 from tenax.rendezvous._dynamic.event_recorder import INIT, recorder_of
 from tenax.rendezvous._dynamic.state import MAX_BYTES
@@ -101,11 +104,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     The store is torch's if torch is already imported, so that torch can use it, else tenax's.
     """
     with recorder_of(params, _WHERE):
-        refuse_unused_options(
-            params,
-            TLS_OPTIONS,
-            "an agent that calls next_rendezvous() itself uses a store without a secret and without TLS",
-        )
+        why = "an agent that calls next_rendezvous() itself uses a store without a secret and without TLS"
+        refuse_unused_options(params, TLS_OPTIONS, why)
         store_type = str(params.get("store_type", "tcp")).strip().lower()
         if store_type == "tcp":
             store = _create_tcp_store(params)
@@ -117,13 +117,16 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
 
 def _create_tcp_store(params: RendezvousParameters) -> Any:
-    from datetime import timedelta
-
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
     is_host = params.get_as_bool("is_host")
     read_timeout_s = whole_seconds(params, "read_timeout", _READ_TIMEOUT_S)
-    # If another process on this host was faster, it is the host and this one a client.
-    attempts = [is_host] if is_host is not None else [True, False] if _can_listen(host, port) else [False]
+    try:
+        # If another process on this host was faster, it is the host and this one a client.
+        attempts = [is_host] if is_host is not None else [True, False] if can_bind(host, port) else [False]
+    except OSError as error:
+        raise RendezvousConnectionError(
+            f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
+        ) from error
     for is_server in attempts:
         try:
             store = _stores().TCPStore(
@@ -135,9 +138,9 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
                 multi_tenant=is_host is None,  # on request, only this process is the host
             )
             if is_server:
-                endpoint = f"{host}:{port}"
                 with recorder_of(params, _WHERE) as recorder:
-                    recorder.record(_WHERE, "hosts the rendezvous store", state=INIT, master_endpoint=endpoint)
+                    where = f"{host}:{port}"
+                    recorder.record(_WHERE, "hosts the rendezvous store", state=INIT, master_endpoint=where)
             return store
         except STORE_ERRORS as error:
             failure: Exception = error
@@ -146,24 +149,12 @@ def _create_tcp_store(params: RendezvousParameters) -> Any:
     ) from failure
 
 
-def _can_listen(host: str, port: int) -> bool:
-    """Return whether the address is one of this machine's and its port is free."""
-    try:
-        return can_bind(host, port)
-    except OSError as error:
-        raise RendezvousConnectionError(
-            f"cannot resolve the host {host!r} of the rendezvous endpoint: {error}"
-        ) from error
-
-
 def _file_store(params: RendezvousParameters) -> Any:
     path = params.endpoint
     try:
         if path:
             os.stat(os.path.dirname(path) or ".")  # torch would wait minutes for a missing folder
         else:
-            import tempfile
-
             descriptor, path = tempfile.mkstemp(prefix="tenax-rendezvous-")
             os.close(descriptor)
         return _stores().FileStore(path, -1)
@@ -174,8 +165,4 @@ def _file_store(params: RendezvousParameters) -> Any:
 def _stores() -> Any:
     """Return the module with the store classes: torch's if torch is loaded, else tenax's. Never imports torch."""
     torch_distributed = sys.modules.get("torch.distributed")
-    if "torch" in sys.modules and hasattr(torch_distributed, "TCPStore"):
-        return torch_distributed
-    import tenax.store
-
-    return tenax.store
+    return torch_distributed if "torch" in sys.modules and hasattr(torch_distributed, "TCPStore") else tenax_stores

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -45,14 +46,9 @@ from tenax.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from tenax.rendezvous.utils import STORE_ERRORS
+from tenax.store import PrefixStore, StoreServer
 
-__all__ = [
-    "DynamicRendezvousHandler",
-    "RendezvousBackend",
-    "RendezvousSettings",
-    "RendezvousTimeout",
-    "create_handler",
-]
+__all__ = ["DynamicRendezvousHandler", "RendezvousBackend", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
 
 Token = Any  # a backend's token for one version of the state
 
@@ -191,14 +187,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         keep_alive_max_attempt: int = 3,
     ) -> DynamicRendezvousHandler:
         """Create a handler. ``keep_alive_interval`` is in seconds; ``local_addr`` is this node's address."""
-        settings = RendezvousSettings(
-            run_id,
-            min_nodes,
-            max_nodes,
-            timeout or RendezvousTimeout(),
-            timedelta(seconds=keep_alive_interval),
-            keep_alive_max_attempt,
-        )
+        timeout, interval = timeout or RendezvousTimeout(), timedelta(seconds=keep_alive_interval)
+        settings = RendezvousSettings(run_id, min_nodes, max_nodes, timeout, interval, keep_alive_max_attempt)
         node = _ThisNode(os.urandom(16).hex(), local_addr)
         return cls(node, settings, backend.name, store, StateHolder(backend, settings))
 
@@ -242,12 +232,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         with self._recorder.errors_of(where):
             info = self._next_rendezvous()
         found = info.bootstrap_store_info
-        self._recorder.record(
-            where,
-            f"is in round {self._round} as rank {info.rank} of {info.world_size}",
-            rank=info.rank,
-            master_endpoint=f"{found.master_addr}:{found.master_port}" if found is not None else "",
-        )
+        endpoint = f"{found.master_addr}:{found.master_port}" if found is not None else ""
+        text = f"is in round {self._round} as rank {info.rank} of {info.world_size}"
+        self._recorder.record(where, text, rank=info.rank, master_endpoint=endpoint)
         return info
 
     def _next_rendezvous(self) -> RendezvousInfo:
@@ -255,7 +242,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         joiner = Joiner(self._node.id, self._name(), self._settings, self._last_round, time.monotonic())
         self._round = 0
         try:
-            self._start_heartbeat()
+            if self._heartbeat is None:
+                self._heartbeat = Heartbeat(self._holder, self._node.id, self._settings, self._recorder)
+                weakref.finalize(self, self._heartbeat.stop_requested.set)
             while True:
                 done = self._join(joiner)
                 self._round = self._last_round = joiner.last_round = done.round
@@ -283,11 +272,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
                         snapshot, is_written = self._holder.put(state, snapshot.token)
                     except RendezvousConnectionError:  # the write may have succeeded: read
                         snapshot, is_written = self._read_with_retries(pause), True
-                    self._recorder.record(
-                        where,
-                        "wrote the change" if is_written else "could not write the change: another node wrote first",
-                    )
-                    if not is_written:
+                    if is_written:
+                        self._recorder.record(where, "wrote the change")
+                    else:
+                        self._recorder.record(where, "could not write the change: another node wrote first")
                         pause.sleep(snapshot)
                 case Wait(why, is_spare_now):
                     if is_spare_now and not is_spare:
@@ -321,8 +309,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
             with ExitStack() as server:  # closed unless this node enters the round
                 port = None
                 if done.rank == 0 and self.use_agent_store:
-                    from tenax.store import StoreServer
-
                     port = server.enter_context(StoreServer.in_thread(loopback)).port
                 if done.rank != 0 and not self._wait_for_rank_0(store):
                     return None
@@ -387,13 +373,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def set_closed(self) -> None:
         """End the run for all nodes. Nodes that join later get RendezvousClosedError."""
         where = f"{_OF_HANDLER}set_closed"
-        timeout_s = self._settings.timeout.close.total_seconds()
         why = f"it was closed on {self._name()}"
         terms = self._settings
         if_absent = State(terms.run_id, terms.min_nodes, terms.max_nodes, closed=why)
         with self._recorder.errors_of(where):
             self._raise_recorded(calls_backend=True)
-            self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_absent)
+            self._holder.change(
+                lambda state: decisions.closed(state, why), terms.timeout.close.total_seconds(), if_absent
+            )
         self._recorder.record(where, f"has closed the run {terms.run_id!r}", state=SUCCEEDED)
 
     def shutdown(self) -> bool:
@@ -424,8 +411,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
             if self._is_over():
                 self._wait_for_spares()
         except RendezvousError as error:
-            import warnings
-
             warnings.warn(
                 f"this node could not leave the run {self._settings.run_id!r}: {error}", RuntimeWarning, stacklevel=2
             )
@@ -446,8 +431,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         pause = Pause()
         while time.monotonic() < give_up_at:
             snapshot = self._holder.read()
-            left = [] if snapshot.state is None else snapshot.state.nodes
-            if not any(node.standing is Standing.WAITING and node.id not in snapshot.view.dead for node in left):
+            waiting = [] if snapshot.state is None else snapshot.state.with_standing(Standing.WAITING)
+            if all(node.id in snapshot.view.dead for node in waiting):
                 return
             pause.before_next_read(snapshot)
 
@@ -462,21 +447,12 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 timeout_s = self._settings.timeout.heartbeat.total_seconds()
                 self._holder.change(lambda state: decisions.without(state, {self._node.id}), timeout_s)
             except RendezvousError as error:
-                import warnings
-
                 warnings.warn(
                     f"this node could not be removed from the run {self._settings.run_id!r}, so other nodes wait "
                     f"until its heartbeats are overdue: {error}",
                     RuntimeWarning,
                     stacklevel=3,
                 )
-
-    # --- heartbeats ---------------------------------------------------------------------------------------------------
-
-    def _start_heartbeat(self) -> None:
-        if self._heartbeat is None:
-            self._heartbeat = Heartbeat(self._holder, self._node.id, self._settings, self._recorder)
-            weakref.finalize(self, self._heartbeat.stop_requested.set)
 
     def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
@@ -514,22 +490,10 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
             raise TypeError(
                 "keep_alive_interval and keep_alive_max_attempt need a number; leave them out for the defaults"
             )
-        return DynamicRendezvousHandler.from_backend(
-            params.run_id,
-            store,
-            backend,
-            params.min_nodes,
-            params.max_nodes,
-            params.local_addr,
-            RendezvousTimeout(
-                _timeout(params, "timeout") if join is None else join,
-                _timeout(params, "last_call_timeout"),
-                _timeout(params, "close_timeout"),
-                _timeout(params, "heartbeat_timeout"),
-            ),
-            keep_alive_interval=interval,
-            keep_alive_max_attempt=attempts,
-        )
+        others = [_timeout(params, f"{name}_timeout") for name in ("last_call", "close", "heartbeat")]
+        timeout = RendezvousTimeout(_timeout(params, "timeout") if join is None else join, *others)
+        nodes = (params.min_nodes, params.max_nodes, params.local_addr)
+        return DynamicRendezvousHandler.from_backend(params.run_id, store, backend, *nodes, timeout, interval, attempts)
 
 
 def _timeout(params: RendezvousParameters, key: str) -> timedelta | None:
@@ -562,8 +526,6 @@ def _with_prefix(prefix: str, store: Any) -> Any:
     torch_store = getattr(torch_distributed, "Store", None)
     if torch_store is not None and isinstance(store, torch_store):
         return torch_distributed.PrefixStore(prefix, store)  # type: ignore[union-attr]
-    from tenax.store import PrefixStore
-
     return PrefixStore(prefix, store)
 
 

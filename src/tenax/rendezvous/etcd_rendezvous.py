@@ -8,19 +8,16 @@ phases. Its two internal retry exceptions are here for code that catches them.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from datetime import timedelta
 
+from tenax._io.etcd.blocking import BlockingEtcd
 from tenax.rendezvous._dynamic.event_recorder import recorder_of
 from tenax.rendezvous._engine_handler import ForwardingRendezvousHandler
 from tenax.rendezvous._options import whole_seconds
 from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from tenax._io.etcd.blocking import BlockingEtcd
-    from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend, client_from, store_prefix
+from tenax.store import EtcdStore, PrefixStore, StoreTimeoutError
 
 __all__ = [
     "EtcdRendezvous",
@@ -61,9 +58,6 @@ class EtcdRendezvous:
         timeout: float,
         last_call_timeout: float,
     ) -> None:
-        from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend, store_prefix
-        from tenax.store._etcd import EtcdStore
-
         self._run_id = run_id
         self._nodes = (num_min_workers, num_max_workers)
         self._times_s = (timeout, last_call_timeout)
@@ -76,10 +70,6 @@ class EtcdRendezvous:
     def handler(self, local_addr: str | None = None) -> DynamicRendezvousHandler:
         """Return the underlying handler, created once. ``local_addr`` is this node's address for the others."""
         if self._handler is None:
-            from datetime import timedelta
-
-            from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
-
             join, last_call = (timedelta(seconds=each) for each in self._times_s)
             self._handler = DynamicRendezvousHandler.from_backend(
                 self._run_id,
@@ -101,10 +91,8 @@ class EtcdRendezvous:
         """End the run for all nodes."""
         self.handler().set_closed()
 
-    def setup_kv_store(self, rdzv_version: int) -> Any:
+    def setup_kv_store(self, rdzv_version: int) -> PrefixStore:
         """Return the store of one round."""
-        from tenax.store import PrefixStore
-
         return PrefixStore(f"tenax.rendezvous.{self._run_id}.{rdzv_version}", self._store)
 
     def store_extra_data(self, rdzv_version: int, key: str, value: str | bytes) -> None:
@@ -113,18 +101,14 @@ class EtcdRendezvous:
 
     def load_extra_data(self, rdzv_version: int, key: str, timeout: float | timedelta | None = None) -> bytes | None:
         """Wait for a value that a node stored for this round. Return None after the timeout."""
-        from tenax.store import StoreTimeoutError
-
         store = self._extra_data(rdzv_version)
         try:
             store.wait([key], timeout)
         except StoreTimeoutError:
             return None
-        return bytes(store.get(key))
+        return store.get(key)
 
-    def _extra_data(self, rdzv_version: int) -> Any:
-        from tenax.store import PrefixStore
-
+    def _extra_data(self, rdzv_version: int) -> PrefixStore:
         return PrefixStore("extra_data", self.setup_kv_store(rdzv_version))
 
 
@@ -152,21 +136,14 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     ``key``, ``cacert`` (or ``ssl_cert``, ``ssl_cert_key``, ``ca_cert``): files; any of them implies https. ``user``,
     ``password``, ``password_file`` and ``read_timeout`` are those of the backend ``etcd-v2``.
     """
-    from tenax.rendezvous.etcd_rendezvous_backend import client_from
-
     with recorder_of(params, _WHERE), ExitStack() as on_error:
         timeout_s = whole_seconds(params, "timeout", _TIMEOUT_S)
         last_call_s = whole_seconds(params, "last_call_timeout", _LAST_CALL_S)
         client = client_from(params)
         on_error.callback(client.close)
+        prefix = str(params.get("etcd_prefix", _PREFIX))
         rendezvous = EtcdRendezvous(
-            client,
-            str(params.get("etcd_prefix", _PREFIX)),
-            params.run_id,
-            params.min_nodes,
-            params.max_nodes,
-            timeout_s,
-            last_call_s,
+            client, prefix, params.run_id, params.min_nodes, params.max_nodes, timeout_s, last_call_s
         )
         handler = EtcdRendezvousHandler(rendezvous, params.local_addr)
         on_error.pop_all()

@@ -10,25 +10,22 @@ from __future__ import annotations
 import random
 import time
 from contextlib import ExitStack
+from typing import TypeVar
 
+from tenax._core.etcd import operations
 from tenax._core.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
-from tenax._core.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
+from tenax._core.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction
+from tenax._io.etcd.blocking import BlockingEtcd
 from tenax.rendezvous._dynamic.event_recorder import recorder_of
 from tenax.rendezvous._dynamic.state import MAX_BYTES
+from tenax.rendezvous._options import etcd_settings_from, refuse_engine_options, whole_seconds
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    from tenax._core.etcd.operations import Operation
-    from tenax._io.etcd.blocking import BlockingEtcd
-    from tenax.store._etcd import EtcdStore
-
-    A = TypeVar("A")
+from tenax.store import EtcdStore
 
 __all__ = ["EtcdRendezvousBackend", "create_backend"]
+
+A = TypeVar("A")
 
 _WHERE = "etcd_rendezvous_backend.py:create_backend"
 _KEY_PREFIX = "/torch/elastic/rendezvous"
@@ -112,7 +109,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
             )
         return found.value, found.mod_revision
 
-    def _ask(self, operation: Operation[A]) -> A:
+    def _ask(self, operation: operations.Operation[A]) -> A:
         try:
             return self._client.call(operation)
         except EtcdRejected as error:
@@ -120,9 +117,6 @@ class EtcdRendezvousBackend(RendezvousBackend):
         except EtcdError as error:
             what = "reach" if isinstance(error, EtcdUnavailable) else "use"
             raise RendezvousConnectionError(f"cannot {what} etcd: {error}") from error
-
-
-# --- from parameters --------------------------------------------------------------------------------------------------
 
 
 def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
@@ -133,8 +127,6 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     ``user``, and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Backend and store share one
     client, which is closed with the store.
     """
-    from tenax.store._etcd import EtcdStore
-
     with recorder_of(params, _WHERE), ExitStack() as on_error:
         client = client_from(params)
         on_error.callback(client.close)
@@ -147,14 +139,11 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
 def store_prefix(root: str, run_id: str) -> str:
     """Return the prefix of a run's store. The run id is escaped, so that no run's keys are below another's."""
-    return f"{root}/{key_part(run_id).decode('utf-8', 'surrogatepass')}"
+    return f"{root}/{operations.key_part(run_id).decode('utf-8', 'surrogatepass')}"
 
 
 def client_from(params: RendezvousParameters) -> BlockingEtcd:
     """Create a client, which connects on first use. Raises ValueError, also for unsupported options."""
-    from tenax._io.etcd.blocking import BlockingEtcd
-    from tenax.rendezvous._options import etcd_settings_from, refuse_engine_options, whole_seconds
-
     refuse_engine_options(params)
     patience_s = whole_seconds(params, "read_timeout", _READ_TIMEOUT_S)
     return BlockingEtcd(etcd_settings_from(params), patience_s=patience_s)

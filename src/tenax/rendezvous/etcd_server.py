@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import socket
 import subprocess as processes
 import tempfile
 from contextlib import suppress
+from typing import IO, Any
 
 from tenax._core.etcd.errors import EtcdError
 from tenax._core.etcd.operations import Status
@@ -24,11 +26,6 @@ from tenax._io.etcd.settings import etcd_settings
 from tenax._io.loop import Loop
 from tenax._processes.server_process import GRACE_S, ServerProcess
 from tenax.utils.api import get_socket_with_port
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from typing import IO, Any
 
 __all__ = ["EtcdServer", "find_free_port", "stop_etcd"]
 

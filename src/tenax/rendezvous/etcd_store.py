@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tenax.store._etcd import EtcdStore
+import random
+import time
+
+from tenax.store import EtcdStore
 
 __all__ = ["EtcdStore", "cas_delay"]
 
@@ -14,7 +17,4 @@ def cas_delay() -> None:
 
     For third-party code. The store itself does not need it: its writes are transactions.
     """
-    import random
-    import time
-
     time.sleep(random.uniform(0, _MAX_CAS_DELAY_S))  # noqa: S311 - spreads nodes, hides nothing

@@ -27,6 +27,7 @@ from tenax.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from tenax.rendezvous.utils import STORE_ERRORS, parse_rendezvous_endpoint
+from tenax.store import PrefixStore, TCPStore
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
 
@@ -87,16 +88,8 @@ class StaticTCPRendezvous(RendezvousHandler):
 
     def _connect(self) -> None:
         if self._store is None:
-            from tenax.store import TCPStore
-
-            self._store = TCPStore(
-                self.master_addr,
-                self.master_port,
-                self.world_size,
-                self.rank == 0,
-                self.timeout,
-                wait_for_workers=False,
-            )
+            address = (self.master_addr, self.master_port)
+            self._store = TCPStore(*address, self.world_size, self.rank == 0, self.timeout, wait_for_workers=False)
             self._polling_store = self._store.clone()
             self._polling_store.set_timeout(timedelta(seconds=_POLL_TIMEOUT_S))
 
@@ -134,15 +127,12 @@ class StaticTCPRendezvous(RendezvousHandler):
 
     def _claim_slot(self, attempt: int) -> bool:
         """Claim this rank's slot. Return whether this node holds it."""
-        holder = self._keys_of(attempt).compare_set(f"rank/{self.rank}", "", self._id)
-        return bool(holder == self._id.encode())
+        return self._keys_of(attempt).compare_set(f"rank/{self.rank}", "", self._id) == self._id.encode()
 
     def _latest(self) -> int:
         return int(self._store.add(self._latest_key, 0))
 
-    def _keys_of(self, attempt: int) -> Any:
-        from tenax.store import PrefixStore
-
+    def _keys_of(self, attempt: int) -> PrefixStore:
         return PrefixStore(f"{self.run_id}/{attempt}", self._store)
 
     def _delete_earlier_keys(self, attempt: int) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
+import socket
+import time
 
 __all__ = ["parse_rendezvous_endpoint"]
 
@@ -58,9 +61,6 @@ def _delay(seconds: float | tuple[float, float]) -> None:
 
     Not used in tenax; third-party launchers and handlers import it.
     """
-    import random
-    import time
-
     if isinstance(seconds, tuple):
         seconds = random.uniform(*seconds)  # noqa: S311 - spreads nodes, hides nothing
     if seconds >= _MIN_DELAY_S:
@@ -72,8 +72,6 @@ def _matches_machine_hostname(host: str) -> bool:
 
     Not used in tenax; third-party launchers import it.
     """
-    import socket
-
     if host in ("localhost", socket.gethostname()):
         return True
     try:
@@ -84,8 +82,6 @@ def _matches_machine_hostname(host: str) -> bool:
 
 def can_bind(host: str, port: int) -> bool:
     """Return whether the host has an address of this machine with a free port. Raises OSError if it has none at all."""
-    import socket
-
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, proto, _, address in found:
         try:

@@ -45,7 +45,7 @@ class Store(ABC):
     def __init__(self, timeout: Timeout = DEFAULT_TIMEOUT_S) -> None:
         self._timeout_s = seconds(timeout)
 
-    # --- values -------------------------------------------------------------------------------------------------------
+    # --- values, queues, barriers -------------------------------------------------------------------------------------
 
     @abstractmethod
     def set(self, key: str, value: str | bytes) -> None:
@@ -99,8 +99,6 @@ class Store(ABC):
     def list_keys(self) -> list[str]:
         """Return all keys, in arbitrary order."""
 
-    # --- queues -------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Append a value to a queue."""
@@ -112,8 +110,6 @@ class Store(ABC):
     @abstractmethod
     def queue_len(self, key: str) -> int:
         """Return the number of values in a queue."""
-
-    # --- barriers -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
@@ -171,7 +167,6 @@ class Store(ABC):
 
 
 def seconds(timeout: Timeout) -> float:
-    """Return a timeout as a number of seconds."""
     value = timeout if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
         raise ValueError(f"timeout must be a non-negative number of seconds or a timedelta, not {timeout!r}")
@@ -193,7 +188,6 @@ def as_amount(amount: int) -> int:
 
 
 def as_text(key: bytes) -> str:
-    """Decode a stored key."""
     return key.decode("utf-8", "surrogateescape")
 
 

@@ -111,14 +111,11 @@ class TCPStore(Store):
             self._mutex.run(self._drop)
         self._server = None
 
-    # --- values -------------------------------------------------------------------------------------------------------
-
     def set(self, key: str, value: str | bytes) -> None:
         self._change(bytes([wire.SET]) + _name(key) + _value(value), f"set {key!r}")
 
     def get(self, key: str) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
-        self._wait([key], deadline, self._timeout_s)
+        deadline = self._wait([key])
         request = bytes([wire.GET]) + _name(key)
         return self._request(request, f"get {key!r}", Connection.receive_text, deadline=deadline)
 
@@ -138,14 +135,11 @@ class TCPStore(Store):
         return bool(self._request(request, f"delete {key!r}", Connection.receive_number, is_read=False))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        deadline = time.monotonic() + self._timeout_s
-        self._wait(keys, deadline, self._timeout_s)
-
-        def receive(answer: Connection) -> list[bytes]:
-            return [answer.receive_text() for _ in keys]
-
+        deadline = self._wait(keys)
         request = bytes([wire.MULTI_GET]) + _names(keys)
-        return self._request(request, f"get {format_keys(keys)}", receive, deadline=deadline)
+        return self._request(
+            request, f"get {format_keys(keys)}", lambda each: [each.receive_text() for _ in keys], deadline=deadline
+        )
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         fields = [_name(key) + _value(value) for key, value in pairs(keys, values)]
@@ -157,8 +151,7 @@ class TCPStore(Store):
         return self._request(request, f"check {format_keys(keys)}", Connection.receive_byte) == wire.READY
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        limit_s = self._limit_s(timeout)
-        self._wait(keys, time.monotonic() + limit_s, limit_s)
+        self._wait(keys, timeout)
 
     def num_keys(self) -> int:
         return self._request(bytes([wire.GETNUMKEYS]), "count the keys", Connection.receive_number)
@@ -167,22 +160,19 @@ class TCPStore(Store):
         names = self._request(bytes([wire.LIST_KEYS]), "list the keys", _receive_list)
         return [as_text(name[len(wire.KEY_PREFIX) :]) for name in names if name.startswith(wire.KEY_PREFIX)]
 
-    # --- queues -------------------------------------------------------------------------------------------------------
-
     def queue_push(self, key: str, value: str | bytes) -> None:
         self._change(bytes([wire.QUEUE_PUSH]) + _name(key) + _value(value), f"push into the queue {key!r}")
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = time.monotonic() + self._timeout_s
-        request = bytes([wire.QUEUE_POP]) + _name(key)
+        request, what = bytes([wire.QUEUE_POP]) + _name(key), f"pop from the queue {key!r}"
 
         def receive(answer: Connection) -> bytes | None:
             return answer.receive_text() if answer.receive_number() else None
 
         while True:
             if block:
-                self._wait([key], deadline, self._timeout_s)
-            what = f"pop from the queue {key!r}"
+                self._wait([key], deadline=deadline)
             value = self._request(request, what, receive, is_read=False, deadline=deadline)
             if value is not None:
                 return value
@@ -192,8 +182,6 @@ class TCPStore(Store):
     def queue_len(self, key: str) -> int:
         request = bytes([wire.QUEUE_LEN]) + _name(key)
         return self._request(request, f"get the length of the queue {key!r}", Connection.receive_number)
-
-    # --- barriers -----------------------------------------------------------------------------------------------------
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
@@ -208,14 +196,14 @@ class TCPStore(Store):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
-        self._request(
-            bytes([wire.WAIT]) + _names(keys),
-            f"wait for {format_keys(keys)}",
-            Connection.receive_byte,
-            deadline=deadline,
-            timed_out=self._keys_missing(keys, limit_s),
-        )
+    def _wait(self, keys: Sequence[str], timeout: Timeout | None = None, deadline: float | None = None) -> float:
+        """Wait until all keys have been set. Return the deadline: now and the timeout, unless one is given."""
+        limit_s = self._limit_s(timeout)
+        deadline = time.monotonic() + limit_s if deadline is None else deadline
+        request, timed_out = bytes([wire.WAIT]) + _names(keys), self._keys_missing(keys, limit_s)
+        what = f"wait for {format_keys(keys)}"
+        self._request(request, what, Connection.receive_byte, deadline=deadline, timed_out=timed_out)
+        return deadline
 
     def _change(self, request: bytes, what: str) -> None:
         """Send a request without an answer, and a ping, whose answer shows that the request was executed."""

@@ -106,8 +106,7 @@ class Connection:
         return self.receive(1)
 
     def receive_number(self) -> int:
-        number: int = wire.I64.unpack(self.receive(8))[0]
-        return number
+        return int(wire.I64.unpack(self.receive(8))[0])
 
     def receive_text(self) -> bytes:
         size = self.receive_number()

@@ -20,10 +20,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any, TypeVar
 
 from tenax._core.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
-from tenax._core.etcd.operations import Compare, Delete, Put, Range, Transaction
+from tenax._core.etcd.operations import Compare, Delete, KeyValue, Operation, Put, Range, RangeAnswer, Transaction
 from tenax.store._api import (
     DEFAULT_TIMEOUT_S,
     QueueEmptyError,
@@ -41,14 +44,10 @@ from tenax.store._table import NotANumber, added, as_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, TypeVar
-
-    from tenax._core.etcd.operations import KeyValue, Operation, RangeAnswer
     from tenax._io.etcd.blocking import BlockingEtcd
     from tenax.store._api import Timeout
 
-    A = TypeVar("A")
+A = TypeVar("A")
 
 _MIN_PATIENCE_S = 5.0
 _CLOSE_S = 1.0
@@ -95,15 +94,12 @@ class EtcdStore(Store):
             return
         try:
             if self._process == os.getpid():  # in a forked process the marker is the parent's
-                self._own_writer.forget(lambda operation: self._client.call(operation, patience_s=_CLOSE_S))
-        except EtcdError:
-            pass  # the marker stays behind, as documented
+                with suppress(EtcdError):  # the marker stays behind, as documented
+                    self._own_writer.forget(lambda operation: self._client.call(operation, patience_s=_CLOSE_S))
         finally:
             self._is_closed = True
             if self._owns_client:
                 self._client.close()
-
-    # --- values -------------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
         data = as_bytes(value)
@@ -192,7 +188,8 @@ class EtcdStore(Store):
                 puts = [Put(name, parts.stage(new[name], max_bytes)) for name in batch]
                 old = parts.call(Transaction(then=tuple(Range(name) for name in batch))).answers
                 deletes = [delete for found in old for kv in found.kvs for delete in parts.part_deletes(kv.value)]
-                parts.change(Range(batch[0], keys_only=True), _always(Step(None, (*puts, *deletes))))
+                step = Step(None, (*puts, *deletes))
+                parts.change(Range(batch[0], keys_only=True), lambda _: step)  # noqa: B023 - called at once
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(self._first_of(keys, self._caller(f"check {format_keys(keys)}"), keys_only=True))
@@ -208,8 +205,6 @@ class EtcdStore(Store):
         call = self._caller("list the keys")
         found = call(Range(self._keys.start, self._keys.end, keys_only=True)).kvs
         return [key for kv in found if (key := self._keys.users_key(kv.key)) is not None]
-
-    # --- queues -------------------------------------------------------------------------------------------------------
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         start, end = self._keys.queue(key)
@@ -252,12 +247,8 @@ class EtcdStore(Store):
                     raise self._item_missing(key)
 
     def queue_len(self, key: str) -> int:
-        count: int = self._caller(f"get the length of the queue {key!r}")(
-            Range(*self._keys.queue(key), count_only=True)
-        ).count
-        return count
-
-    # --- barriers -----------------------------------------------------------------------------------------------------
+        call = self._caller(f"get the length of the queue {key!r}")
+        return int(call(Range(*self._keys.queue(key), count_only=True)).count)
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)
@@ -274,15 +265,13 @@ class EtcdStore(Store):
         except NotANumber as error:
             raise StoreError(f"the key of the barrier {key!r} was overwritten: {error}.") from error
 
-    # --- helpers ------------------------------------------------------------------------------------------------------
-
     def _first_of(self, keys: Sequence[str], call: Callable[[Any], Any], *, keys_only: bool) -> list[KeyValue | None]:
         """Return for each key what makes it exist: its value, or the first item of its queue."""
-        found: list[KeyValue | None] = []
-        for batch in _batches(keys):
-            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=keys_only) for key in batch)
-            found += [each.kvs[0] if each.kvs else None for each in call(Transaction(then=ranges)).answers]
-        return found
+        answers = [call(self._existence(batch, keys_only)).answers for batch in _batches(keys)]
+        return [each.kvs[0] if each.kvs else None for batch in answers for each in batch]
+
+    def _existence(self, keys: Sequence[str], keys_only: bool = True) -> Transaction:
+        return Transaction(then=tuple(Range(*self._keys.existence(key), limit=1, keys_only=keys_only) for key in keys))
 
     def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
         """Wait for one key after the other, all from the same revision on, so that no change is missed."""
@@ -291,8 +280,7 @@ class EtcdStore(Store):
         since = 0
         while missing:
             batch = missing[:_KEYS_AT_ONCE]
-            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=True) for key in batch)
-            answer = call(Transaction(then=ranges))
+            answer = call(self._existence(batch))
             since = since or answer.revision
             present = {key for key, each in zip(batch, answer.answers, strict=True) if each.kvs}
             missing = [key for key in missing if key not in present]
@@ -357,11 +345,6 @@ class EtcdStore(Store):
 
     def _new_writer(self) -> EtcdWriter:
         return EtcdWriter(self._keys.writer(os.urandom(16).hex()))
-
-
-def _always(step: Step[A]) -> Callable[[RangeAnswer | None], Step[A]]:
-    """Return a plan that does not depend on what was read."""
-    return lambda _: step
 
 
 def _unchanged(name: bytes, kv: KeyValue | None) -> Compare:

@@ -17,20 +17,15 @@ A short value that starts like a head is stored in parts, too, so that heads are
 from __future__ import annotations
 
 from binascii import hexlify
+from collections.abc import Callable
 from os import urandom
+from typing import Any, TypeVar
 
-from tenax._core.etcd.operations import Delete, Put, Range, prefix_end
+from tenax._core.etcd.operations import Delete, KeyValue, Put, Range, RangeAnswer, prefix_end
 from tenax.store._api import StoreError, as_bytes, as_text
+from tenax.store._etcd_writer import EtcdWriter, Step
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeVar
-
-    from tenax._core.etcd.operations import KeyValue, RangeAnswer
-    from tenax.store._etcd_writer import EtcdWriter, Step
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 PART_BYTES = 256 << 10
 _QUEUE = b"\0q"
@@ -67,7 +62,6 @@ class EtcdKeys:
         return self.value(key) + _QUEUE + b"%0*d-" % (_ORDER_DIGITS, revision) + unique.encode()
 
     def parts(self, value_id: bytes) -> bytes:
-        """Return the prefix of a value's parts."""
         return self.start + _VALUES + value_id + b"/"
 
     def writer(self, writer_id: str) -> bytes:
@@ -100,9 +94,7 @@ class EtcdValues:
             return kv.value
         value_id, count, length = _parse_head(kv.value)
         name = self._keys.parts(value_id)
-        parts: list[bytes] = []
-        for number in range(count):
-            parts += [part.value for part in self.call(Range(_part(name, number))).kvs]
+        parts = [part.value for number in range(count) for part in self.call(Range(_part(name, number))).kvs]
         value = b"".join(parts)
         if len(parts) == count and len(value) == length:
             return value

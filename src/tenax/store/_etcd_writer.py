@@ -21,17 +21,13 @@ from __future__ import annotations
 
 import threading
 from binascii import hexlify
+from collections.abc import Callable
 from os import urandom
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from tenax._core.etcd.operations import Compare, Delete, Put, Range, RangeAnswer, Transaction
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 T = TypeVar("T")
 
@@ -96,7 +92,5 @@ class EtcdWriter:
         marker = self._marker
         guard = Compare(marker, "value", self._token) if self._token else Compare(marker, "create", 0)
         return Transaction(
-            compare=(guard, *step.guards),
-            then=(*step.operations, Put(marker, token)),
-            otherwise=(Range(marker), read),
+            compare=(guard, *step.guards), then=(*step.operations, Put(marker, token)), otherwise=(Range(marker), read)
         )

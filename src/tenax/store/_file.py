@@ -73,8 +73,6 @@ class FileStore(LocalStore):
         self._is_closed = True
         self._file.close()
 
-    # --- the table ----------------------------------------------------------------------------------------------------
-
     def _change(self, change: Callable[[Table], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
 
@@ -87,7 +85,7 @@ class FileStore(LocalStore):
                 result = change(file.table)
                 file.commit()
             except BaseException:
-                file.roll_back()
+                file.reset()
                 raise
             finally:
                 file.unlock()

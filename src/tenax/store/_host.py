@@ -16,16 +16,13 @@ from __future__ import annotations
 import _socket as socket
 import os
 import signal
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from tenax._io.helper_channel import ChannelClosed
 from tenax._io.helper_process import HelperHandle, HelperUnavailable, spawn_helper
 from tenax._io.listen import bind_listener
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
 
 _MODULE = "tenax.store._server_main"
 _MAX_BOUND = 16

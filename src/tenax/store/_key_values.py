@@ -92,8 +92,6 @@ class Waiter(ABC):
 
 
 class KeyValues(Table):
-    """The state of one served store."""
-
     __slots__ = ("held_bytes", "limits", "used_bytes", "waiters", "woken")
 
     def __init__(self, limits: Limits) -> None:
@@ -103,8 +101,6 @@ class KeyValues(Table):
         self.woken: list[Session] = []  # sessions with a new answer; the owner of the table clears it
         self.used_bytes = 0
         self.held_bytes = 0  # in the buffers of connections; sessions update it
-
-    # --- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, value: bytes) -> None:
         old = self.values.get(key)
@@ -118,32 +114,23 @@ class KeyValues(Table):
 
     def store(self, key: bytes, value: bytes) -> None:
         """Put without notifying waiters."""
-        old = self.values.get(key)
-        if old is None:
-            if len(self.values) >= self.limits.total_keys:
-                raise Refused(f"the store already has the maximum of {len(self.values)} keys")
-            more = len(key) + len(value) + _KEY_COST
-        else:
-            more = len(value) - len(old)
-        self._use(more)
+        if len(self.values) >= self.limits.total_keys and key not in self.values:
+            raise Refused(f"the store already has the maximum of {len(self.values)} keys")
+        self._use(self._growth(key, value))
         self.values[key] = value
+
+    def _growth(self, key: bytes, value: bytes) -> int:
+        """Return how many more bytes are used once the key has this value."""
+        old = self.values.get(key)
+        return len(key) + len(value) + _KEY_COST if old is None else len(value) - len(old)
 
     def put_all(self, pairs: dict[bytes, bytes]) -> None:
         """Put all pairs, or none."""
-        values = self.values
-        more = 0
-        new_keys = 0
-        for key, value in pairs.items():
-            old = values.get(key)
-            if old is None:
-                new_keys += 1
-                more += len(key) + len(value) + _KEY_COST
-            else:
-                more += len(value) - len(old)
-        if len(values) + new_keys > self.limits.total_keys:
+        new_keys = sum(key not in self.values for key in pairs)
+        if len(self.values) + new_keys > self.limits.total_keys:
             raise Refused(f"{new_keys} more keys would exceed the maximum")
-        self._use(more)
-        values.update(pairs)
+        self._use(sum(self._growth(key, value) for key, value in pairs.items()))
+        self.values.update(pairs)
         if self.waiters:
             for key in self.waiters.keys() & pairs.keys():
                 self.wake(key)
@@ -207,7 +194,6 @@ class KeyValues(Table):
             self.used_bytes -= len(key) + _AWAITED_COST
 
     def wake(self, key: bytes) -> None:
-        """Notify all waiters of this key."""
         waiting = self.waiters.pop(key, None)
         if waiting is not None:
             self.used_bytes -= len(key) + _AWAITED_COST + _WAITER_COST * (len(waiting) - 1)

@@ -11,16 +11,7 @@ import time
 from abc import abstractmethod
 
 from tenax._io.latch import Latch
-from tenax.store._api import (
-    DEFAULT_TIMEOUT_S,
-    QueueEmptyError,
-    Store,
-    StoreError,
-    as_amount,
-    as_bytes,
-    as_text,
-    pairs,
-)
+from tenax.store._api import DEFAULT_TIMEOUT_S, QueueEmptyError, Store, StoreError, as_amount, as_bytes, as_text, pairs
 from tenax.store._table import NotANumber, Table, as_number
 
 TYPE_CHECKING = False
@@ -49,8 +40,6 @@ class LocalStore(Store):
     @abstractmethod
     def _wait_until(self, read: Callable[[Table], T | None], deadline: float) -> T | None:
         """Call ``read`` now and after each change until it returns a result. Return None at the deadline."""
-
-    # --- values -------------------------------------------------------------------------------------------------------
 
     def set(self, key: str, value: str | bytes) -> None:
         self._change(lambda table: table.put(_name(key), as_bytes(value)))
@@ -112,8 +101,6 @@ class LocalStore(Store):
         names = self._read(lambda table: list(table.values))
         return [as_text(name[len(_PREFIX) :]) for name in names if name.startswith(_PREFIX)]
 
-    # --- queues -------------------------------------------------------------------------------------------------------
-
     def queue_push(self, key: str, value: str | bytes) -> None:
         self._change(lambda table: table.push(_name(key), as_bytes(value)))
 
@@ -129,8 +116,6 @@ class LocalStore(Store):
 
     def queue_len(self, key: str) -> int:
         return self._read(lambda table: table.queue_length(_name(key)))
-
-    # --- barriers -----------------------------------------------------------------------------------------------------
 
     def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
         limit_s = self._limit_s(timeout)

@@ -18,14 +18,11 @@ import fcntl
 import os
 import struct
 from binascii import crc32
+from collections.abc import Iterator
 from contextlib import suppress
 
 from tenax.store._api import StoreError
 from tenax.store._table import Table
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _HEADER = b"tenax store\n" + struct.pack("<I", 1)
 _RECORD = struct.Struct("<II")
@@ -39,8 +36,6 @@ _HISTORY_FACTOR = 4
 
 
 class RecordedTable(Table):
-    """A table that records its changes."""
-
     __slots__ = ("entries",)
 
     def __init__(self) -> None:
@@ -67,7 +62,6 @@ class RecordedTable(Table):
         return value
 
     def replay(self, payload: bytes) -> None:
-        """Apply recorded changes."""
         at = 0
         while at < len(payload):
             kind, key_bytes, value_bytes = _ENTRY.unpack_from(payload, at)
@@ -140,7 +134,7 @@ class LogFile:
 
     def _open(self) -> None:
         self._adopt(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._reset()
+        self.reset()
 
     def _adopt(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
@@ -148,7 +142,8 @@ class LogFile:
         self._identity = _identity(found)
         self._compact_at = max(_MIN_COMPACT_BYTES, _HISTORY_FACTOR * found.st_size)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """Read the file anew next time. Discards what the table has and the file lacks, also an incomplete change."""
         self.table = RecordedTable()
         self._offset = 0  # the table includes the file up to here
 
@@ -157,7 +152,7 @@ class LogFile:
             while self._read_chunk():
                 pass
         except BaseException:  # a signal handler's, too: a part of a record may be in the table
-            self._reset()
+            self.reset()
             raise
 
     def _read_chunk(self) -> bool:
@@ -219,12 +214,11 @@ class LogFile:
         return True
 
     def unlock(self) -> None:
-        """Unlock the file, if it is locked."""
         if self._descriptor >= 0:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def commit(self) -> None:
-        """Write the changes of the table to the file. After an error, call ``roll_back``."""
+        """Write the changes of the table to the file. After an error, call ``reset``."""
         if not self.table.entries:
             return
         try:
@@ -234,10 +228,6 @@ class LogFile:
         self.table.entries.clear()
         if self._offset > self._compact_at:
             self._compact()
-
-    def roll_back(self) -> None:
-        """Discard the changes of the table that the file lacks, also one that is not recorded completely."""
-        self._reset()
 
     def _truncate_incomplete(self) -> None:
         size = os.fstat(self._descriptor).st_size
@@ -270,7 +260,10 @@ class LogFile:
             fresh = os.open(name, flags, os.fstat(self._descriptor).st_mode & 0o777)
             try:
                 fcntl.flock(fresh, fcntl.LOCK_EX)
-                offset = self._write_snapshot(fresh)
+                os.pwrite(fresh, _HEADER, 0)
+                offset = len(_HEADER)
+                for entries in _batches(self.table.snapshot()):
+                    offset += self._write(fresh, entries, offset)
                 os.rename(name, self.path)
             except BaseException:
                 os.close(fresh)
@@ -278,13 +271,6 @@ class LogFile:
             os.close(self._descriptor)
             self._adopt(fresh)
             self._offset = offset
-
-    def _write_snapshot(self, descriptor: int) -> int:
-        os.pwrite(descriptor, _HEADER, 0)
-        offset = len(_HEADER)
-        for entries in _batches(self.table.snapshot()):
-            offset += self._write(descriptor, entries, offset)
-        return offset
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

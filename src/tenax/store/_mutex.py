@@ -22,8 +22,6 @@ class Busy(Exception):
 
 
 class Mutex:
-    """See the module."""
-
     def __init__(self) -> None:
         self._lock = threading.RLock()  # not to be entered twice, but because it knows its owner
         self._is_in_call = False

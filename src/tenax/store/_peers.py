@@ -133,15 +133,9 @@ class SocketOwners:
         family, source, destination = _packed(local[0], remote[0])
         ports = _PORTS.pack(local[1], remote[1])
         self._sequence = self._sequence % 0xFFFFFFFF + 1
-        body = b"".join(
-            (
-                _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE),
-                ports,
-                source.ljust(16, b"\0"),
-                destination.ljust(16, b"\0"),
-                _SOCKID_END.pack(interface, _NO_COOKIE, _NO_COOKIE),
-            )
-        )
+        body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ANY_STATE) + ports
+        body += source.ljust(16, b"\0") + destination.ljust(16, b"\0")
+        body += _SOCKID_END.pack(interface, _NO_COOKIE, _NO_COOKIE)
         netlink.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _IS_REQUEST, self._sequence, 0) + body)
         while True:
             answer = netlink.recv(8192)  # the kernel answers before send returns

@@ -20,16 +20,11 @@ visible.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 
 from tenax.store import _wire as wire
 from tenax.store._key_values import KeyValues, Refused, Waiter
 from tenax.store._table import NotANumber, added
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    Handler = Callable[["Session", bytes, int], int]
 
 _u64: Callable[[bytes, int], tuple[int]] = wire.U64.unpack_from
 _i64: Callable[[bytes, int], tuple[int]] = wire.I64.unpack_from
@@ -67,23 +62,8 @@ class Session(Waiter):
     """The protocol state of one connection. Close it with the connection."""
 
     __slots__ = (
-        "_answer_bytes",
-        "_awaited",
-        "_limits",
-        "_list",
-        "_max_key",
-        "_max_unread",
-        "_max_value",
-        "_missing",
-        "_needed",
-        "_out",
-        "_table",
-        "_tail",
-        "fault",
-        "has_greeted",
-        "held_bytes",
-        "is_paused",
-        "is_used",
+        *("_answer_bytes", "_awaited", "_limits", "_list", "_max_key", "_max_unread", "_max_value", "_missing"),
+        *("_needed", "_out", "_table", "_tail", "fault", "has_greeted", "held_bytes", "is_paused", "is_used"),
     )
 
     def __init__(self, table: KeyValues) -> None:
@@ -500,12 +480,14 @@ class Session(Waiter):
         return True
 
 
-def _with_list(finish: Callable[[Session, list[bytes]], None], has_values: bool = False) -> Handler:
+def _with_list(
+    finish: Callable[[Session, list[bytes]], None], has_values: bool = False
+) -> Callable[[Session, bytes, int], int]:
     """Return the handler of a command whose only field is a list."""
     return lambda session, data, at: session._begin_list(data, at, finish, has_values)
 
 
-_KNOWN: dict[int, Handler] = {
+_KNOWN: dict[int, Callable[[Session, bytes, int], int]] = {
     wire.SET: Session._set,
     wire.COMPARE_SET: Session._compare_set,
     wire.GET: Session._get,

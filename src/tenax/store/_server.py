@@ -63,8 +63,7 @@ class Counters:
     @property
     def faults(self) -> int:
         """How many connections the server closed."""
-        closed: int = sum(vars(self).values()) - self.accepted - self.out_of_room
-        return closed
+        return int(sum(vars(self).values())) - self.accepted - self.out_of_room
 
     def __repr__(self) -> str:
         return ", ".join(f"{name}={count}" for name, count in vars(self).items())
@@ -336,8 +335,6 @@ class StoreServer:
             fault = f"it held {_held(largest)} bytes of the server's memory"
             self._drop(largest)
         self._report_fault(fault)
-
-    # --- everything else ----------------------------------------------------------------------------------------------
 
     def _on_descriptor(self, descriptor: int) -> None:
         if descriptor == self._listener.fileno():

@@ -23,10 +23,6 @@ from tenax._io.helper_channel import Channel, ChannelClosed
 from tenax.store._peers import PeerRules
 from tenax.store._server import StoreServer
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
-
 
 class StoreProcess:
     """The whole process: it serves a store, or waits for the command to serve one."""
@@ -36,7 +32,8 @@ class StoreProcess:
         self._generation = 0  # of the last server
         self._servers: list[StoreServer] = []  # in order; all but the last are stopped
 
-    def run(self) -> NoReturn:
+    def run(self) -> None:
+        """Run until the agent's channel closes, which ends the process."""
         poll = select.poll()
         poll.register(self._channel.fileno(), select.POLLIN)
         while True:
@@ -54,7 +51,7 @@ class StoreProcess:
                     case ("serve", generation, hosts, allow):
                         self._stop()
                         self._generation = generation
-                        self._servers.append(self._make_server(generation, PeerRules(hosts, allow), descriptors[0]))
+                        self._add_server(generation, socket.socket(fileno=descriptors[0]), PeerRules(hosts, allow))
                     case ("close", generation) if generation == self._generation:
                         self._stop()
         except ChannelClosed:
@@ -64,12 +61,10 @@ class StoreProcess:
         for server in self._servers:
             server.stop()
 
-    def _make_server(self, generation: int, peers: PeerRules, descriptor: int) -> StoreServer:
-        server = StoreServer(
-            socket.socket(fileno=descriptor), peers=peers, on_notice=lambda text: self._send_notice(generation, text)
-        )
+    def _add_server(self, generation: int, listener: socket.socket, peers: PeerRules) -> None:
+        server = StoreServer(listener, peers=peers, on_notice=lambda text: self._send_notice(generation, text))
         server.watch(self._channel.fileno(), self._handle_commands)
-        return server
+        self._servers.append(server)
 
     def _send_notice(self, generation: int, text: str) -> None:
         if not self._channel.wants_to_write:  # do not queue notices for an agent that does not read

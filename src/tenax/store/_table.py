@@ -18,8 +18,6 @@ class NotANumber(ValueError):
 
 
 class Table:
-    """The state of one store."""
-
     __slots__ = ("queues", "values")
 
     def __init__(self) -> None:

@@ -13,20 +13,14 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from tenax._core import commands as command_types
-from tenax._core import events
+from tenax._core.commands import AnyCommand, EndWorker, StartWorkers
+from tenax._core.events import AnyEvent, ScopeExpired
+from tenax._core.hang import Scopes
 from tenax._core.watchdog import Watchdog
 from tenax._io.interfaces import Watchable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tenax._core.commands import AnyCommand, EndWorker
-    from tenax._core.events import AnyEvent, ScopeExpired
-    from tenax._core.hang import Scopes
 
 _READ_BYTES = 1 << 16
 _MAX_READS = 64  # per turn, of a pipe that is written to all the time
@@ -87,7 +81,6 @@ class WatchdogPipe(Watchable):
         return self.path
 
     def open(self, now: Callable[[], float], print_line: Callable[[str], None]) -> None:
-        """Start reading."""
         self._now = now
         self._print = print_line
         self._is_open = True
@@ -105,13 +98,13 @@ class WatchdogPipe(Watchable):
 
     def on_step(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Take a step of the agent machine: it shows which workers run, and whether scopes are watched."""
-        if any(isinstance(command, command_types.StartWorkers) for command in commands):
+        if any(isinstance(command, StartWorkers) for command in commands):
             self._empty()
         self.watchdog.on_step(event, commands)
-        if isinstance(event, events.ScopeExpired):
+        if isinstance(event, ScopeExpired):
             self._on_event("timer expired", event)
         for command in commands:
-            if isinstance(command, command_types.EndWorker):
+            if isinstance(command, EndWorker):
                 self._on_event("kill worker process", command)
 
     def next_deadline(self) -> float | None:
@@ -175,33 +168,27 @@ class WatchdogPipe(Watchable):
 
 def check_path(path: str) -> None:
     """Raise ValueError if the watchdog's pipe cannot be created at this path."""
+    if problem := _path_problem(path):
+        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}{problem}")
+
+
+def _path_problem(path: str) -> str:
     try:
-        mode = os.stat(path).st_mode
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            return ", which is not a pipe; choose an unused path"
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
-            raise ValueError(
-                f"TORCHELASTIC_TIMER_FILE is {path!r}: the folder {folder!r} does not exist; create it"
-            ) from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(
-                f"TORCHELASTIC_TIMER_FILE is {path!r}: the folder {folder!r} is not writable; choose another path"
-            ) from None
-        return
+            return f": the folder {folder!r} does not exist; create it"
+        is_writable = os.access(folder, os.W_OK | os.X_OK)
+        return "" if is_writable else f": the folder {folder!r} is not writable; choose another path"
     except OSError as error:
-        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: {error.strerror}; choose another path") from error
-    if not stat.S_ISFIFO(mode):
-        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}, which is not a pipe; choose an unused path")
-    if _has_reader(path):
-        raise ValueError(
-            f"TORCHELASTIC_TIMER_FILE is {path!r}, and another process already reads from that pipe; give each "
-            "agent its own path, or leave the variable unset"
-        )
-
-
-def _has_reader(path: str) -> bool:
+        return f": {error.strerror}; choose another path"
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno != errno.ENXIO  # on other errors, do not replace it
-    return True
+        if error.errno == errno.ENXIO:  # no reader; on other errors, do not replace it
+            return ""
+    return (
+        ", and another process already reads from that pipe; give each agent its own path, or leave the variable unset"
+    )

@@ -12,12 +12,9 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Generic, TypeVar
 
 __all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
 
@@ -32,18 +29,13 @@ _RETRY_S = 1.0  # until the next attempt to kill a process that cannot be signal
 class TimerRequest:
     """Acquires the timer of a scope, or releases it if ``expiration_time`` is negative."""
 
-    __slots__ = ("expiration_time", "scope_id", "worker_id")
-
     def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
         self.worker_id = worker_id
         self.scope_id = scope_id
         self.expiration_time = expiration_time
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TimerRequest):
-            return False
-        ours = (self.worker_id, self.scope_id, self.expiration_time)
-        return ours == (other.worker_id, other.scope_id, other.expiration_time)
+        return isinstance(other, TimerRequest) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # mutable
 
@@ -285,19 +277,13 @@ def _enter(client: TimerClient, scope: str, deadline: float) -> None:
 
 def _leave(client: TimerClient, scope: str, deadline: float) -> None:
     """Release the timer, or acquire it for the next deadline. May be repeated."""
+    key = (os.getpid(), id(client), scope)
     with _lock:
-        left = _forget((os.getpid(), id(client), scope), deadline)
+        left = _open.get(key, [])
+        if deadline in left:  # else a forked child leaves a block that only its parent entered
+            left.remove(deadline)
         if not left:
+            _open.pop(key, None)
             client.release(scope)
         elif deadline < min(left):
             client.acquire(scope, min(left))
-
-
-def _forget(key: tuple[int, int, str], deadline: float) -> list[float]:
-    """Return the remaining deadlines. A forked child may leave blocks that only its parent entered."""
-    deadlines = _open.get(key, [])
-    if deadline in deadlines:
-        deadlines.remove(deadline)
-    if not deadlines:
-        _open.pop(key, None)
-    return deadlines

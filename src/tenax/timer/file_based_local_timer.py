@@ -12,15 +12,12 @@ import os
 import select
 import signal as signals
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from tenax._core.watchdog import RequestLines
 from tenax.timer.api import TimerClient, TimerRequest, TimerTable, WatchdogThread, signal_worker
 from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
 
@@ -34,8 +31,6 @@ _READ_BYTES = 1 << 16  # a pipe holds no more
 class FileTimerRequest(TimerRequest):
     """A request with the signal that ends the process; 0 or less: only log that the timer expired."""
 
-    __slots__ = ("signal", "version")
-
     def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
         super().__init__(worker_pid, scope_id, expiration_time)
         self.version = 1
@@ -44,13 +39,6 @@ class FileTimerRequest(TimerRequest):
     @property
     def worker_pid(self) -> int:
         return int(self.worker_id)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FileTimerRequest):
-            return False
-        return super().__eq__(other) and (self.version, self.signal) == (other.version, other.signal)
-
-    __hash__ = None  # mutable
 
     def to_json(self) -> str:
         return json.dumps(
@@ -103,17 +91,18 @@ class FileTimerClient(TimerClient):
         An agent's pipe has its reader before the first worker runs. For other servers there is no event when a pipe
         gets a reader, except a blocking open that may never return: so this retries, like TorchElastic's client.
         """
-        for attempt in range(_TRIES):
+        attempts = 0
+        while True:
+            attempts += 1
             try:
                 return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)
             except OSError as error:
-                if attempt == _TRIES - 1:
+                if attempts == _TRIES:
                     raise BrokenPipeError(
                         f"could not send the timer request: no timer server at {self._file_path!r} ({error.strerror}); "
                         "set TORCHELASTIC_ENABLE_FILE_TIMER=1 for the agent, or start a timer server"
                     ) from error
             time.sleep(_PAUSE_S)
-        raise AssertionError("unreachable")
 
 
 def _write_blocking(descriptor: int, line: bytes) -> None:
@@ -197,8 +186,6 @@ class FileTimerServer(TimerTable[FileTimerRequest], WatchdogThread):
     def get_last_progress_time(self) -> int:
         """Return when this server last checked its timers, in epoch seconds; now, before the first client."""
         return self._last_progress_time if self._is_client_started else int(time.time())
-
-    # --- timers -------------------------------------------------------------------------------------------------------
 
     def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
         super().register_timers(timer_requests)

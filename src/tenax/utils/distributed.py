@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 
+from tenax.store import StoreError, StoreTimeoutError, TCPStore
 from tenax.utils.api import get_socket_with_port
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax.store._api import StoreError
-    from tenax.store._client import TCPStore
+from tenax.utils.store import barrier
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
 
@@ -37,19 +34,8 @@ def create_c10d_store(
         raise ValueError(f"world_size is {world_size}, so other processes need the port; pass a server_port")
     if server_port == -1 and not is_server:
         raise ValueError("a client needs the port; pass a server_port")
-    from tenax.store._api import StoreError
-    from tenax.store._client import TCPStore
-    from tenax.utils.store import barrier
-
     try:
-        store = TCPStore(
-            server_addr,
-            max(server_port, 0),
-            world_size=world_size,
-            is_master=is_server,
-            timeout=timeout,
-            wait_for_workers=wait_for_workers,
-        )
+        store = TCPStore(server_addr, max(server_port, 0), world_size, is_server, timeout, wait_for_workers)
     except StoreError as error:
         raise _as_torchs(error, is_connected=is_server) from error
     if wait_for_workers:
@@ -65,13 +51,11 @@ def create_c10d_store(
 
 def _as_torchs(error: StoreError, *, is_connected: bool) -> StoreError:
     """Return the error as one that torch's callers catch as well, if torch is imported here."""
-    from tenax.store._api import StoreTimeoutError
-
     name = "_DistStoreError" if is_connected and isinstance(error, StoreTimeoutError) else "_DistNetworkError"
     torchs = getattr(sys.modules.get("torch._C"), name, None)
-    own = type(error)
     if torchs is None:
         return error
+    own = type(error)
     both: type[StoreError] = type(own.__name__, (own, torchs), {"__module__": own.__module__})
     return both(*error.args)
 
@@ -79,5 +63,4 @@ def _as_torchs(error: StoreError, *, is_connected: bool) -> StoreError:
 def get_free_port() -> int:
     """Return a port of localhost that is free now. It is not reserved: another process may take it."""
     with closing(get_socket_with_port()) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])

@@ -9,14 +9,10 @@ above all that it has been lost, is unhealthy.
 from __future__ import annotations
 
 import threading
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 __all__ = ["GPUHealthCheck", "GpuHealth", "PynvmlMixin", "create_gpu_health_check", "quick_gpu_health_check"]
 
@@ -142,7 +138,11 @@ class GPUHealthCheck(PynvmlMixin):
             if error.value in _NOT_THE_GPU:
                 return GpuHealth(index, None, why=f"GPU {index}: its driver reported no health: {error}")
             return GpuHealth(index, False, "unreachable", f"GPU {index} does not respond: {error}")
-        return _judge(index, int(value.value.uiVal))
+        action = int(value.value.uiVal)
+        if action == _NONE:
+            return GpuHealth(index, True)
+        name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver requests the recovery action {action}"))
+        return GpuHealth(index, False, name, f"GPU {index}: {advice}")
 
     def _driver_is_new_enough(self) -> bool:
         version = self._query(self.pynvml.nvmlSystemGetDriverVersion, "did not report its version")
@@ -154,13 +154,6 @@ class GPUHealthCheck(PynvmlMixin):
             return True
         self.why_not = f"the NVIDIA driver is {written}; GPU health checks require {_FIRST_DRIVER} or later"
         return False
-
-
-def _judge(index: int, action: int) -> GpuHealth:
-    if action == _NONE:
-        return GpuHealth(index, True)
-    name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver requests the recovery action {action}"))
-    return GpuHealth(index, False, name, f"GPU {index}: {advice}")
 
 
 def create_gpu_health_check(

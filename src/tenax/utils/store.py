@@ -8,16 +8,13 @@ with one of torch; both are RuntimeErrors.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from tenax._core.text import format_seconds
 from tenax.store._api import StoreError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
 
 __all__ = ["barrier", "get_all", "store_timeout", "synchronize"]
 
@@ -88,10 +85,11 @@ def barrier(
         name = rank_tracing_decoder or str
         if rank == 0:
             missing = _find_missing(store, world_size, key_prefix, name, trace_timeout)
-        elif _has_rank_0_searched(store, key_prefix, rank, timeout):
-            missing = [f"<see rank 0 ({name(0)})>"]
         else:
-            raise
+            store.set(f"{key_prefix}{rank}{_TRACE}", _IGNORED)
+            if not _wait_for(store, key_prefix + _TRACED, timeout):  # rank 0 has not searched
+                raise
+            missing = [f"<see rank 0 ({name(0)})>"]
         raise type(error)(
             f"rank {rank} timed out after {format_seconds(barrier_timeout)} at the barrier {key_prefix!r} of "
             f"{world_size} ranks; "
@@ -122,12 +120,6 @@ def _find_missing(
                 break
     store.set(prefix + _TRACED, _IGNORED)
     return missing
-
-
-def _has_rank_0_searched(store: Any, prefix: str, rank: int, timeout: timedelta) -> bool:
-    """On the other ranks: set the own key, and return whether rank 0 has searched for it."""
-    store.set(f"{prefix}{rank}{_TRACE}", _IGNORED)
-    return _wait_for(store, prefix + _TRACED, timeout)
 
 
 def _wait_for(store: Any, key: str, timeout: timedelta) -> bool:

@@ -37,7 +37,15 @@ class SubprocessHandler:
         self._files = ExitStack()
         try:
             self._stdout, self._stderr = self._open(stdout), self._open(stderr)
-            self.proc = self._start(entrypoint, args, env, cpus)
+            self.proc = subprocess.Popen(
+                [entrypoint, *map(str, args)],
+                env={**inheritable_environ(), **env},
+                stdout=self._stdout,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+            if cpus:
+                os.sched_setaffinity(self.proc.pid, cpus)
         except BaseException:
             self._files.close()
             raise
@@ -56,21 +64,6 @@ class SubprocessHandler:
             raise ValueError(f"LOCAL_WORLD_SIZE must be larger than the local rank {self.local_rank_id}, not {size!r}")
         placement = decide_placements(numa_options, int(size)).placement
         return placement.bindings[self.local_rank_id].cpus if placement is not None and placement.bindings else ()
-
-    def _start(
-        self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], cpus: tuple[int, ...]
-    ) -> subprocess.Popen[bytes]:
-        command = [entrypoint, *map(str, args)]
-        process = subprocess.Popen(
-            command,
-            env={**inheritable_environ(), **env},
-            stdout=self._stdout,
-            stderr=self._stderr,
-            start_new_session=True,
-        )
-        if cpus:
-            os.sched_setaffinity(process.pid, cpus)
-        return process
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Signal the process group (by default SIGTERM) and close the files."""

@@ -226,7 +226,7 @@ class Joiner:
                 f"the run {state.run_id!r} did not admit this node within {format_seconds(self._join_s)}; check "
                 "that the agents of its nodes poll num_nodes_waiting()"
             )
-        joined = [node for node in state.nodes if node.standing is Standing.JOINED]
+        joined = state.with_standing(Standing.JOINED)
         return (
             f"only {len(joined)} of at least {state.min_nodes} nodes joined round {state.round} of the run "
             f"{state.run_id!r} within {format_seconds(self._join_s)}: {_names(joined)}; start the missing nodes, "

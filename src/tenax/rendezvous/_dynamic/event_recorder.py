@@ -7,17 +7,15 @@ not delay the heartbeats, and one that raises must not end the rendezvous.
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tenax._io.background_queue import BackgroundQueue
 from tenax.events._recording import has_rendezvous_receiver, present_traceback, record_rdzv_event
+from tenax.events.api import NodeState, RdzvEvent
 from tenax.rendezvous._dynamic.state import Standing, State, first_names
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.api import RendezvousParameters
 
 INIT, RUNNING, SUCCEEDED, FAILED = "INIT", "RUNNING", "SUCCEEDED", "FAILED"
 
@@ -58,15 +56,11 @@ class EventRecorder:
         queue, self._queue = self._queue, None
         lost = queue.close() if queue is not None else ""
         if lost:
-            import warnings
-
             warnings.warn(f"lost rendezvous events: {lost}", RuntimeWarning, stacklevel=2)
 
     def _record(self, where: str, message: str, state: str, rank: int | None = None, master_endpoint: str = "") -> None:
         if not has_rendezvous_receiver():
             return
-        from tenax.events.api import NodeState, RdzvEvent
-
         event = RdzvEvent(
             name=where,
             run_id=self._run_id,

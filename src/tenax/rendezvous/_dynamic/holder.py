@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,14 +17,12 @@ import msgspec
 from tenax._core.text import format_seconds
 from tenax.rendezvous._dynamic import decisions
 from tenax.rendezvous._dynamic.decisions import View, Watch
+from tenax.rendezvous._dynamic.event_recorder import EventRecorder
 from tenax.rendezvous._dynamic.state import State, decode, encode
 from tenax.rendezvous.api import RendezvousTimeoutError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tenax.rendezvous._dynamic.event_recorder import EventRecorder
     from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, RendezvousSettings
 
 _MIN_PAUSE_S = 0.005

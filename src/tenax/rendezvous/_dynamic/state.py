@@ -80,6 +80,7 @@ class _Header(msgspec.Struct):
 
 _state_decoder = msgspec.json.Decoder(State)
 _header_decoder = msgspec.json.Decoder(_Header)
+encode = msgspec.json.encode
 
 
 def first_names(names: list[str]) -> str:
@@ -88,16 +89,17 @@ def first_names(names: list[str]) -> str:
     return ", ".join(names[:_MAX_NAMES] + more)
 
 
-def encode(state: State) -> bytes:
-    return msgspec.json.encode(state)
-
-
 def decode(blob: bytes, run_id: str) -> State:
     """Return the state. Raises RendezvousStateError if the bytes are not a state of this run."""
     try:
         found: State | str = _fault_of_document(blob) or _state_decoder.decode(blob)
     except DECODE_ERRORS as error:
-        found = f"it cannot be read: {error}" if blob[:1] == b"{" else _guess(blob)
+        if blob[:1] == b"{":
+            found = f"it cannot be read: {error}"
+        elif blob[:1] == b"\x80":
+            found = "it is a pickle, written by an agent of TorchElastic, which cannot share a run with tenax"
+        else:
+            found = f"it begins with {bytes(blob[:_MAX_SHOWN])!r}"
     fault = found if isinstance(found, str) else _fault_of_state(found, run_id)
     if isinstance(found, str) or fault:
         raise RendezvousStateError(
@@ -119,12 +121,6 @@ def _fault_of_document(blob: bytes) -> str:
     if header.version != VERSION:
         return f"its version is {header.version}; this release of tenax supports version {VERSION}"
     return ""
-
-
-def _guess(blob: bytes) -> str:
-    if blob[:1] == b"\x80":
-        return "it is a pickle, written by an agent of TorchElastic, which cannot share a run with tenax"
-    return f"it begins with {bytes(blob[:_MAX_SHOWN])!r}"
 
 
 def _fault_of_state(state: State, run_id: str) -> str:

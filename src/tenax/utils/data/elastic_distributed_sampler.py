@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable, Iterator, Sequence, Sized
 from itertools import cycle, islice
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence, Sized
-    from typing import Any
-
-    ElasticDistributedSampler: Any
+ElasticDistributedSampler: Any
 
 __all__ = ["ElasticDistributedSampler"]
 
@@ -53,11 +50,7 @@ def _sampler(base: Any, order: Callable[[int, int, int], list[int]]) -> type:
         """
 
         def __init__(
-            self,
-            dataset: Sized,
-            num_replicas: int | None = None,
-            rank: int | None = None,
-            start_index: int = 0,
+            self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, start_index: int = 0
         ) -> None:
             super().__init__(dataset=dataset, num_replicas=num_replicas, rank=rank)
             if not 0 <= start_index < len(dataset):
