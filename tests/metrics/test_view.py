@@ -267,7 +267,7 @@ def test_failures_of_the_last_generation_are_counted_as_diagnosed() -> None:
 _PARTS = {
     "{role}": ("trainer",),
     "{state}": STATES,
-    "{kind}": [kind.id for kind in KINDS],
+    "{kind}": [*KINDS],
     "{outcome}": [it.value for it in Outcome],
 }
 
