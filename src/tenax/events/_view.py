@@ -24,7 +24,7 @@ from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, Phase, global_rank
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
-from tenax._core.model import AgentSettings, Failure, Outcome, Verdict, WorkerPhase, WorkerRecord
+from tenax._core.model import AgentSettings, Failure, Outcome, Verdict, WorkerPhase, WorkerRecord, failure_began_at
 from tenax.events._status import Moment, Origin, WorkerOfGroup, error_as_json, status_event
 from tenax.events.api import Event
 
@@ -165,8 +165,8 @@ class EventView:
         message = evidence.message or evidence.out_of_memory or failure.reason
         if not message:
             message = f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
-        began_at = failure.seen_at if evidence.raised_at is None else evidence.raised_at
-        return error_as_json(message, evidence.traceback or evidence.stacks, began_at + self._wall_offset)
+        began_at = failure_began_at(failure) + self._wall_offset
+        return error_as_json(message, evidence.traceback or evidence.stacks, began_at)
 
     # --- end of the run -----------------------------------------------------------------------------------------------
 
