@@ -134,7 +134,6 @@ class DeviceThread:
     # -- the thread's side
 
     def on_written(self, count: int) -> None:
-        """Record that the device took ``count`` bytes."""
         self.written += count
         if self.stuck:
             self._wake_loop()
