@@ -55,8 +55,6 @@ class ErrorFile:
         self.data: dict[str, Any] = {}  # the decoded content
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
 # What was at a path when this process first checked: (device, inode, modification time), or None. See invariant 2.
 _first_seen: dict[str, tuple[int, int, int] | None] = {}
 
@@ -111,9 +109,6 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read(path: str) -> ErrorFile:

@@ -162,8 +162,6 @@ def _clamp_to_lifetime(raised_at: float | None, started_at: float | None, seen_a
     return raised_at if seen_at is None else min(raised_at, seen_at)
 
 
-# --- the kernel log ---------------------------------------------------------------------------------------------------
-
 # NVIDIA's driver logs its errors as ``NVRM: Xid (PCI:...): NUMBER, pid=..., text``; the kernel logs the library in
 # which a process crashed.
 _XID = re.compile(r"NVRM: Xid \([^()]*\): (\d{1,9})(?:, pid='?(\d+|<unknown>)'?)?")
@@ -204,9 +202,6 @@ def crash_line(lines: Sequence[str], pid: int) -> str:
     """Return the line about this process's crash: ``python3[4703]: segfault at 0 ip ... in libfoo.so[...]``."""
     pattern = re.compile(rf"\[{pid}\]:? (?:segfault at|general protection|trap )")
     return next((line for line in lines if pattern.search(line)), "")
-
-
-# --- the owner of a port ----------------------------------------------------------------------------------------------
 
 
 def owner_in(message: str) -> str:

@@ -151,13 +151,12 @@ def link_target(path: str) -> str:
 
 
 def _open_at_end(path: str) -> int | None:
-    try:
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        os.lseek(descriptor, 0, os.SEEK_END)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        try:
+            os.lseek(descriptor, 0, os.SEEK_END)
+        except OSError:
+            os.close(descriptor)
+        else:
+            return descriptor
+    return None
