@@ -92,8 +92,6 @@ class EventView:
                     found += self._finished(verdict)
         return found
 
-    # --- rendezvous ---------------------------------------------------------------------------------------------------
-
     def _formed(self) -> list[Event]:
         """Return both events of a rendezvous. Ranks come with the generation, so assigning them takes no time."""
         state = self._state
@@ -106,8 +104,6 @@ class EventView:
         since, self._joins_since = self._joins_since, None
         duration_ms = _ms(self._at if since is None else since, self._at)
         return self._event("RENDEZVOUS", {"why": why}, duration_ms=duration_ms, error=error)
-
-    # --- workers ------------------------------------------------------------------------------------------------------
 
     def _starts(self) -> list[Event]:
         found = []
@@ -168,8 +164,6 @@ class EventView:
         began_at = failure_began_at(failure) + self._wall_offset
         return error_as_json(message, evidence.traceback or evidence.stacks, began_at)
 
-    # --- end of the run -----------------------------------------------------------------------------------------------
-
     def _finished(self, verdict: Verdict) -> list[Event]:
         self._is_over = True
         is_success = verdict.outcome is Outcome.SUCCEEDED
@@ -191,8 +185,6 @@ class EventView:
             )
         )
         return found
-
-    # --- events -------------------------------------------------------------------------------------------------------
 
     def _event(
         self,

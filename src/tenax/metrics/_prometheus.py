@@ -114,23 +114,18 @@ class _Family:
 @cache
 def _meanings() -> dict[str, str]:
     from tenax.metrics._measured import MEASURED
-    from tenax.metrics.api import MetricData
 
     found: dict[str, str] = {}
     for row in MEASURED:
         reading = read(MetricData(0, row.group, row.name, 0))
         is_call = "function" in reading.labels  # one family for all functions
-        meaning = _OF_CALLS[reading.kind] if is_call else row.meaning
-        found[_family_name(row.group, reading)] = meaning
+        found[_family_name(row.group, reading)] = _OF_CALLS[reading.kind] if is_call else row.meaning
     return found
 
 
 def _family_name(group: str, reading: Reading) -> str:
     unit = f"_{reading.unit}" if reading.unit else ""
     return plain(f"{group}_{reading.name}{unit}{_ENDINGS[reading.kind]}")
-
-
-# --- text format 0.0.4 ------------------------------------------------------------------------------------------------
 
 
 def plain(name: str) -> str:
