@@ -140,14 +140,8 @@ def what_happened(failure: Failure) -> str:
     if not evidence.message:
         return ended
     # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
-    return (
-        f"raised {evidence.message}"
-        if failure.exit_code == 1 and evidence.error_type
-        else f"{ended}: {evidence.message}"
-    )
-
-
-# --- recognition ------------------------------------------------------------------------------------------------------
+    is_plain = failure.exit_code == 1 and evidence.error_type
+    return f"raised {evidence.message}" if is_plain else f"{ended}: {evidence.message}"
 
 
 def _recognize(
@@ -163,17 +157,12 @@ def _recognize(
         return _first_match([*earlier_lines, *evidence.last_lines][::-1], _CONNECTING) or raised
     if kernel_error[0] and (raised is None or raised[0] in RESOURCES):
         return kernel_error
-    is_crash = _is_crash(exit_code, evidence)
+    is_native = not evidence.error_type or evidence.error_type in _FAULTS or "::" in evidence.error_type
+    is_crash = -exit_code in _CRASHES and is_native  # after a Python exception, a process crashes while it exits
     is_vague = raised[0] == "child_failed" if raised else not has_exception or is_crash
     if is_vague and (printed := _match_output(exit_code, evidence, has_exception)) is not None:
         return printed
     return raised or _from_exit_code(exit_code, evidence, has_exception, is_crash)
-
-
-def _is_crash(exit_code: int, evidence: Evidence) -> bool:
-    """Return whether native code crashed. After a Python exception, it did so while the process exited."""
-    is_native = not evidence.error_type or evidence.error_type in _FAULTS or "::" in evidence.error_type
-    return -exit_code in _CRASHES and is_native
 
 
 def _match_exceptions(evidence: Evidence) -> tuple[str, str] | None:
@@ -236,11 +225,7 @@ def _from_exit_code(code: int, evidence: Evidence, has_exception: bool, is_crash
     if has_exception:
         return "aborted" if is_python_fault else "exception", evidence.message or evidence.error_type
     last = evidence.last_lines[-1] if evidence.last_lines else ""
-    if code == 127:
-        return "script_not_found", last
-    if code == 126:
-        return "not_executable", last
-    return ("exit_code", last) if code else ("unknown", last)
+    return {127: "script_not_found", 126: "not_executable", 0: "unknown"}.get(code, "exit_code"), last
 
 
 def _first_match(lines: Sequence[str], kinds: Mapping[str, Kind], traceback: str = "") -> tuple[str, str] | None:
@@ -258,9 +243,6 @@ def _first_line(lines: Sequence[str], patterns: tuple[str, ...]) -> str:
         return ""
     pattern = re.compile("|".join(patterns))
     return next((line for line in lines if pattern.search(line, 0, _MAX_SEARCHED)), "")
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 def _cause(kind_id: str, proof: str) -> Cause:

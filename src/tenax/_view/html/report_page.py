@@ -55,10 +55,7 @@ def _facts(summary: Summary) -> str:
     pairs += [(outcome_label(each.name), str(each.count)) for each in summary.outcomes]
     spent = summary.goodput.spent
     if spent.total_s > 0:
-        pairs += [
-            ("time", format_duration(spent.total_s)),
-            ("training", percent(spent.training_s, spent.total_s)),
-        ]
+        pairs += [("time", format_duration(spent.total_s)), ("training", percent(spent.training_s, spent.total_s))]
     pairs.append(("restarts", str(sum(run.restarts_used for run in summary.runs))))
     if summary.goodput.lost_steps:
         pairs.append(("steps repeated", f"{summary.goodput.lost_steps:,}"))
