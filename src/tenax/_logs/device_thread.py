@@ -158,7 +158,6 @@ class DeviceThread:
             self._wake_loop()
 
     def _take(self, limit_bytes: float) -> list[tuple[Any, int]]:
-        """Take waiting items until they have that size."""
         items: list[tuple[Any, int]] = []
         with suppress(Empty):
             while limit_bytes > 0:

@@ -185,12 +185,11 @@ class DefaultLogsSpecs(LogsSpecs):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        names = ("root_log_dir", "redirects", "tee", "local_ranks_filter")
-        fields = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._identity(), strict=True))
-        return f"DefaultLogsSpecs({fields})"
+        return f"DefaultLogsSpecs({', '.join(f'{name}={value!r}' for name, value in self._identity().items())})"
 
-    def _identity(self) -> tuple[object, ...]:
-        return (self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter)
+    def _identity(self) -> dict[str, object]:
+        names = ("root_log_dir", "redirects", "tee", "local_ranks_filter")
+        return {name: getattr(self, f"_{name}") for name in names}
 
 
 def line_prefix(

@@ -133,13 +133,12 @@ class EventView:
         failure = next((each for each in self._state.failures if each.local_rank == worker.local_rank), None)
         # The agent may receive the start after the worker has exited: no event is dated before it.
         ended_at = max(worker.ended_at, self._started_at.get(worker.local_rank, 0.0))
-        code, more = worker.exit_code, {"why": self._why_ended}
         if failure is not None:
-            code, error = failure.exit_code, self._error(failure)
-            return self._of_worker("FAILED", worker, ended_at, _cause(failure), exit_code=code, error=error)
-        if not worker.was_stopped and code == 0:
+            how = {"exit_code": failure.exit_code, "error": self._error(failure)}
+            return self._of_worker("FAILED", worker, ended_at, _cause(failure), **how)
+        if not worker.was_stopped and worker.exit_code == 0:
             return self._of_worker("SUCCEEDED", worker, ended_at, {}, exit_code=0)
-        return self._of_worker("TERMINATED", worker, ended_at, more, exit_code=code)
+        return self._of_worker("TERMINATED", worker, ended_at, {"why": self._why_ended}, exit_code=worker.exit_code)
 
     def _of_unseen_end(self, worker: WorkerRecord) -> Event:
         """Return the end of a worker without a recorded exit. If the node is cleared, the worker is gone."""
@@ -156,11 +155,9 @@ class EventView:
         return self._event(state, more, worker=worker, happened_at=ended_at, duration_ms=ran_ms, **how)
 
     def _error(self, failure: Failure) -> str:
-        evidence = failure.evidence
-        code = failure.exit_code
-        message = evidence.message or evidence.out_of_memory or failure.reason
-        if not message:
-            message = f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+        evidence, code = failure.evidence, failure.exit_code
+        ended = f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+        message = evidence.message or evidence.out_of_memory or failure.reason or ended
         began_at = failure_began_at(failure) + self._wall_offset
         return error_as_json(message, evidence.traceback or evidence.stacks, began_at)
 

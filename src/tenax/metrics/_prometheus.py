@@ -14,7 +14,7 @@ from functools import cache
 from tenax._io.http.message import METHOD_NOT_ALLOWED, NOT_FOUND, OK, Request, Response, text
 from tenax._io.http.server import HttpServer
 from tenax._io.listen import listen
-from tenax.metrics._reading import COUNTER, DURATION, GAUGE, Reading, read
+from tenax.metrics._reading import COUNTER, DURATION, GAUGE, MEASURED, Reading, read
 from tenax.metrics.api import MetricData, MetricHandler
 
 DEFAULT_PORT = 9464
@@ -113,8 +113,6 @@ class _Family:
 
 @cache
 def _meanings() -> dict[str, str]:
-    from tenax.metrics._measured import MEASURED
-
     found: dict[str, str] = {}
     for row in MEASURED:
         reading = read(MetricData(0, row.group, row.name, 0))

@@ -4,7 +4,7 @@
   both have a ``.duration.ms``.
 - TorchElastic repeats values whenever it polls its workers; here they are reported when they change. The previous state
   of the workers is set to 0, so that the last values are the current ones.
-- The group ``tenax`` has metrics that TorchElastic lacks. ``_measured.py`` lists all names.
+- The group ``tenax`` has metrics that TorchElastic lacks. ``_reading.py`` lists all names.
 
 V1  No duration is negative.
 V2  Every span ends once, at the latest with the run.
@@ -20,7 +20,7 @@ from tenax._core.agent import AgentState, Phase
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import AgentSettings, Assignment, Diagnosis, Outcome, Verdict, WorkerPhase, assert_never
-from tenax.metrics._measured import CALLS
+from tenax.metrics._reading import CALLS
 from tenax.metrics.api import TORCHELASTIC, MetricData
 
 TENAX = "tenax"

@@ -110,7 +110,6 @@ class Sampler:
         self._loop.post(events.QuietSeen(self._generation, reading.since, reading.why, reading.stopped))
 
     def _running(self) -> dict[int, int]:
-        """Return the pids of the running workers, by local rank."""
         workers = self._state.workers.values() if self._state is not None else ()
         return {each.local_rank: each.pid for each in workers if each.phase is WorkerPhase.RUNNING and each.pid}
 
