@@ -20,12 +20,12 @@ from tenax._core.hang import HangDetector, Sample, Scopes
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, WorkerPhase, truncate_stacks
 from tenax._core.requests import StacksRequest, WorkerStacks
-from tenax._io.interfaces import Reply
 from tenax._io.loop import NO_TIMER, Loop
 from tenax._observe.hangs.counters import CounterReader, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tenax._io.interfaces import Reply
     from tenax._node.journal import Step
     from tenax._node.worker_logs import WorkerLogs
 
