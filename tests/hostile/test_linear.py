@@ -88,19 +88,17 @@ def test_text_is_escaped_in_linear_time(make: Callable[[int], str]) -> None:
 
 def literal_beginning(pattern: str) -> str:
     """Return text at which the pattern starts to match."""
-    return pattern.removeprefix("(?i)").split(".*")[0].replace("\\b", " ").replace("\\", "")[:40]
+    return pattern.removeprefix("(?i:").split(".*")[0].replace("\\b", " ").replace("\\", "")[:40]
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if any(".*" in pattern for pattern in kind.patterns)], ids=lambda k: k.id
-)
-def test_causes_are_recognised_in_linear_time(kind: Any) -> None:
+@pytest.mark.parametrize("id", [id for id, kind in KINDS.items() if any(".*" in each for each in kind.patterns)])
+def test_causes_are_recognised_in_linear_time(id: str) -> None:
     """Patterns with a gap, on lines that start to match everywhere and match nowhere."""
 
     def work(text: str) -> object:
         return classify(1, Evidence(error_type="E", message="E: e", traceback=text))
 
-    for pattern in kind.patterns:
+    for pattern in KINDS[id].patterns:
         if ".*" in pattern:
             assert_linear(work, repeated("E: ", literal_beginning(pattern), "!"), size=1 << 14)
 

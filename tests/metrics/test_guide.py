@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from docs.pages import DOCS
-from tenax.metrics._measured import CALLS, MEASURED, STATES
 from tenax.metrics._prometheus import PrometheusMetricHandler
-from tenax.metrics._reading import read
+from tenax.metrics._reading import CALLS, MEASURED, STATES, read
 from tenax.metrics.api import MetricData
 
 GUIDE = (DOCS / "guides" / "metrics.md").read_text()

@@ -14,8 +14,7 @@ from tenax._core.agent import SIGTERM, AgentMachine
 from tenax._core.events import AnyEvent
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 from tenax._view.cause import KINDS
-from tenax.metrics._measured import CALLS, MEASURED, STATES
-from tenax.metrics._reading import DURATION, read
+from tenax.metrics._reading import CALLS, DURATION, MEASURED, STATES, read
 from tenax.metrics._view import MetricView
 from tenax.metrics.api import MetricData
 
@@ -267,7 +266,7 @@ def test_failures_of_the_last_generation_are_counted_as_diagnosed() -> None:
 _PARTS = {
     "{role}": ("trainer",),
     "{state}": STATES,
-    "{kind}": [kind.id for kind in KINDS],
+    "{kind}": [*KINDS],
     "{outcome}": [it.value for it in Outcome],
 }
 

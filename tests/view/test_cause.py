@@ -119,7 +119,7 @@ def test_an_error_about_a_lost_peer_is_a_consequence(text: str, kind: str) -> No
 
 def test_only_a_lost_peer_or_a_timeout_is_a_consequence() -> None:
     """Invariant 4."""
-    assert {kind.id for kind in KINDS if kind.is_consequence} == {
+    assert {id for id, kind in KINDS.items() if kind.is_consequence} == {
         *("peer_lost", "jax_peer_lost", "collective_timeout", "store_timeout")
     }
 
@@ -284,11 +284,11 @@ def test_a_failure_without_a_known_cause_is_classified_from_its_evidence() -> No
 
 
 def test_every_kind_has_a_meaning_and_a_next_step() -> None:
-    for kind in KINDS:
-        meaning, step = known_cause(kind.id).meaning, known_cause(kind.id).next_step
-        assert (meaning[-1], step[-1]) == (".", "."), kind.id
-        assert "{" not in meaning + step, kind.id
-        assert kind.patterns or kind.signals or kind.id in {
+    for id, kind in KINDS.items():
+        meaning, step = known_cause(id).meaning, known_cause(id).next_step
+        assert (meaning[-1], step[-1]) == (".", "."), id
+        assert "{" not in meaning + step, id
+        assert kind.patterns or kind.signals or id in {
             *("out_of_memory", "exception", "signal", "scope_expired", "hang", "not_started", "exit_code", "unknown"),
             *AWAITED, DEADLOCK,
         }  # fmt: skip
@@ -296,8 +296,8 @@ def test_every_kind_has_a_meaning_and_a_next_step() -> None:
 
 def test_every_kind_is_in_the_guide() -> None:
     guide = (Path(__file__).parents[2] / "docs/guides/failures.md").read_text()
-    for kind in KINDS:
-        assert f"| `{kind.id}` | {known_cause(kind.id).meaning}" in guide, kind.id
+    for id in KINDS:
+        assert f"| `{id}` | {known_cause(id).meaning}" in guide, id
 
 
 any_text = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
@@ -312,6 +312,6 @@ def test_any_observation_is_classified_deterministically(
     )
     cause = classify(code, evidence)
     assert cause == classify(code, evidence)
-    assert cause.kind in {kind.id for kind in KINDS}
+    assert cause.kind in KINDS
     cause.proof.encode()
     assert "\n" not in cause.proof

@@ -24,7 +24,6 @@ Workers import this module, so it must stay cheap: no ``typing``, no ``msgspec``
 from __future__ import annotations
 
 import os
-from _thread import get_ident  # threading would cost a worker an import
 
 from tenax._core.text import decoded, storable, without_middle
 
@@ -55,8 +54,6 @@ class ErrorFile:
         self.stated_s: int | None = None  # the whole second in the content
         self.data: dict[str, Any] = {}  # the decoded content
 
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 # What was at a path when this process first checked: (device, inode, modification time), or None. See invariant 2.
 _first_seen: dict[str, tuple[int, int, int] | None] = {}
@@ -101,25 +98,9 @@ def write(path: str, data: dict[str, Any]) -> None:
 
 def write_text(path: str, text: str) -> None:
     """Write or replace the file with this text atomically. Raises OSError."""
-    # In the same folder, so that the final step is atomic.
-    draft = os.path.join(os.path.dirname(path), f".error.{os.getpid()}.{get_ident()}.draft")
-    # An existing one can only be left over from an earlier process with the same pid.
-    _remove(draft)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
-        os.replace(draft, path)
-    except BaseException:
-        _remove(draft)
-        raise
+    from tenax._io.safe_open import replace_file
 
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
+    replace_file(path, text.encode("utf-8", "backslashreplace"))
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
@@ -128,9 +109,6 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read(path: str) -> ErrorFile:

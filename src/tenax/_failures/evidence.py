@@ -10,6 +10,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -17,7 +18,7 @@ from tenax._core.model import Evidence
 from tenax._core.text import decoded, shortened, storable, without_middle
 from tenax._failures import error_file as error_files
 from tenax._failures import python_traceback
-from tenax._failures.out_of_memory import OutOfMemoryWatch, link_target
+from tenax._failures.out_of_memory import OutOfMemoryWatch, link_target, read_file
 from tenax._view.cause import Cause, classify
 from tenax._view.kinds import PORT
 
@@ -161,8 +162,6 @@ def _clamp_to_lifetime(raised_at: float | None, started_at: float | None, seen_a
     return raised_at if seen_at is None else min(raised_at, seen_at)
 
 
-# --- the kernel log ---------------------------------------------------------------------------------------------------
-
 # NVIDIA's driver logs its errors as ``NVRM: Xid (PCI:...): NUMBER, pid=..., text``; the kernel logs the library in
 # which a process crashed.
 _XID = re.compile(r"NVRM: Xid \([^()]*\): (\d{1,9})(?:, pid='?(\d+|<unknown>)'?)?")
@@ -205,9 +204,6 @@ def crash_line(lines: Sequence[str], pid: int) -> str:
     return next((line for line in lines if pattern.search(line)), "")
 
 
-# --- the owner of a port ----------------------------------------------------------------------------------------------
-
-
 def owner_in(message: str) -> str:
     """Return the process that listens on the port that the message names: ``pid 4711 (python3)``; empty if unknown."""
     match = re.search(PORT, message)
@@ -218,29 +214,21 @@ def owner_in(message: str) -> str:
         if pid.isdecimal() and any(
             link_target(f"/proc/{pid}/fd/{name}") in sockets for name in _entries(f"/proc/{pid}/fd")
         ):
-            return f"pid {pid} ({_read(f'/proc/{pid}/comm').strip() or 'unknown'})"
+            name = read_file(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()
+            return f"pid {pid} ({name or 'unknown'})"
     return "a process of another user"
 
 
 def _listening_on(port: int) -> set[str]:
     """Return the sockets that listen on this port, as links to them are named."""
-    rows = (line.split() for name in ("tcp", "tcp6") for line in _read(f"/proc/net/{name}").splitlines()[1:])
-    listening = "0A"
+    text = decoded(read_file("/proc/net/tcp", -1) + read_file("/proc/net/tcp6", -1))
+    rows, listening = map(str.split, text.splitlines()), "0A"
     return {
         f"socket:[{row[9]}]" for row in rows if len(row) > 9 and row[3] == listening and row[1].endswith(f":{port:04X}")
     }
 
 
 def _entries(path: str) -> list[str]:
-    try:
+    with suppress(OSError):  # the process has exited or belongs to another user
         return os.listdir(path)
-    except OSError:  # the process has exited or belongs to another user
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
+    return []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # fixed in the kernel's sources
 # Patterns are compiled when needed, which is rare.
@@ -83,7 +84,7 @@ class OutOfMemoryWatch:
             self._log = None
 
     def _read_counter(self) -> int | None:
-        match = re.search(_COUNTER, _read(self._counter_file))
+        match = re.search(_COUNTER, read_file(self._counter_file))
         return int(match.group(1)) if match else None
 
     def _read_log(self) -> None:
@@ -114,7 +115,7 @@ class OutOfMemoryWatch:
 def _find_counter(cgroup_file: str, root: str) -> tuple[str, str]:
     """Return the control group that counts this process's memory, and its counter file; empty if there is none."""
     version_2 = version_1 = None
-    for line in _read(cgroup_file).decode("utf-8", "surrogateescape").splitlines():
+    for line in read_file(cgroup_file).decode("utf-8", "surrogateescape").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if "memory" in controllers.split(","):
             version_1 = (controllers, path)
@@ -130,35 +131,32 @@ def _find_counter(cgroup_file: str, root: str) -> tuple[str, str]:
         names = ("memory.events", "memory.events.local")
         candidates += [(path, f"{root}{path}/{name}") for path in (version_2, "") for name in names]
     for group, file in candidates:
-        if re.search(_COUNTER, _read(file)):
+        if re.search(_COUNTER, read_file(file)):
             return group or "/", file
     return "", ""
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 16)
-    except (OSError, ValueError):
-        return b""
+def read_file(path: str, max_bytes: int = 1 << 16) -> bytes:
+    """Return the beginning of a file; empty if it cannot be read."""
+    with suppress(OSError, ValueError), open(path, "rb") as file:
+        return file.read(max_bytes)
+    return b""
 
 
 def link_target(path: str) -> str:
     """Return where a symbolic link points to; empty if it cannot be read."""
-    try:
+    with suppress(OSError):
         return os.readlink(path)
-    except OSError:
-        return ""
+    return ""
 
 
 def _open_at_end(path: str) -> int | None:
-    try:
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        os.lseek(descriptor, 0, os.SEEK_END)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        try:
+            os.lseek(descriptor, 0, os.SEEK_END)
+        except OSError:
+            os.close(descriptor)
+        else:
+            return descriptor
+    return None

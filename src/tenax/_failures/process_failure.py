@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tenax._core.model import Evidence, Failure
+from tenax._core.model import Evidence, Failure, failure_began_at
 from tenax._core.text import harmless
 from tenax._failures import error_file as error_files
 from tenax._view import exit_text
@@ -68,8 +68,8 @@ class ProcessFailure:
         """
         evidence = failure.evidence
         this = cls(failure.local_rank, failure.pid, failure.exit_code, evidence.error_file)
-        began = failure.seen_at if evidence.raised_at is None else evidence.raised_at
-        this._set_timestamp(began - wall_to_agent_clock, this.timestamp if this.error_file != NOT_AVAILABLE else None)
+        stated_s = None if this.error_file == NOT_AVAILABLE else this.timestamp
+        this._set_timestamp(failure_began_at(failure) - wall_to_agent_clock, stated_s)
         this.host = failure.host
         this.is_consequence = evidence.is_consequence
         this.evidence = evidence

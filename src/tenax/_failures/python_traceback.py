@@ -94,18 +94,12 @@ def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastOutput | None
     return crash if crash_at > found_at else found
 
 
-# --- tracebacks -------------------------------------------------------------------------------------------------------
-
-
 def _find_traceback(lines: list[str], cut: bool, max_after: int) -> tuple[int, LastOutput | None]:
     headers = _headers(lines)
     main = [at for at in headers if at == 0 or not _SECONDARY.match(lines[at - 1])]
     syntax_at = _bare_syntax_error(lines)
-    if (
-        syntax_at >= 0
-        and len(lines) - syntax_at <= max_after
-        and (not main or _exception_line(lines, main[-1]) < syntax_at)
-    ):
+    is_last = not main or _exception_line(lines, main[-1]) < syntax_at
+    if syntax_at >= 0 and is_last and len(lines) - syntax_at <= max_after:
         return syntax_at, _build(lines, _syntax_start(lines, syntax_at), syntax_at, len(lines), "")
     if not main and cut and (headless := _find_headless(lines, headers)) is not None:
         return 0, headless
@@ -124,9 +118,8 @@ def _headers(lines: list[str]) -> list[int]:
     """Return the lines where tracebacks begin, without those quoted in the message of another."""
     headers: list[int] = []
     for at, line in enumerate(lines):
-        if not line.rstrip().endswith(_HEADER) or _INSIDE_GROUP.match(line):
-            continue
-        if not (headers and _is_quoted(lines, at, headers[-1])):
+        is_header = line.rstrip().endswith(_HEADER) and not _INSIDE_GROUP.match(line)
+        if is_header and not (headers and _is_quoted(lines, at, headers[-1])):
             headers.append(at)
     return headers
 
@@ -146,22 +139,16 @@ def _is_group(lines: list[str], header: int) -> bool:
 
 def _exception_line(lines: list[str], header: int) -> int:
     """Return the line of the exception below its frames; the end of the text if there is none."""
-    at = header + 1
-    inside = "  | " if _is_group(lines, header) else ""
-    while at < len(lines) and lines[at].startswith(inside + " "):
-        at += 1
-    return at
+    frame = "  |  " if _is_group(lines, header) else " "
+    rest = range(header + 1, len(lines))
+    return next((at for at in rest if not lines[at].startswith(frame)), len(lines))
 
 
 def _end(lines: list[str], header: int, headers: list[int]) -> int:
     """Return where the traceback's text ends: at the next announcement of another error, or with the text."""
-    at = _exception_line(lines, header) + 1
-    following = set(headers)
-    while at < len(lines):
-        if at in following or any(each.match(lines[at]) for each in (_SECONDARY, _FATAL, _TERMINATE, _FATAL_LOG)):
-            break
-        at += 1
-    return min(at, len(lines))
+    following, others = set(headers), (_SECONDARY, _FATAL, _TERMINATE, _FATAL_LOG)
+    rest = range(_exception_line(lines, header) + 1, len(lines))
+    return next((at for at in rest if at in following or any(each.match(lines[at]) for each in others)), len(lines))
 
 
 def _start_of_chain(lines: list[str], header: int, headers: list[int], cut: bool) -> tuple[int, str]:
@@ -204,9 +191,8 @@ def _paragraph_start(lines: list[str], connector: int) -> int:
 def _find_headless(lines: list[str], headers: list[int]) -> LastOutput | None:
     """Find a traceback so long that its header was cut off."""
     exception_at = _exception_line(lines, -1)
-    if exception_at >= len(lines) or not any(_FRAME.match(line) for line in lines[:exception_at]):
-        return None
-    if not _EXCEPTION.match(lines[exception_at]):
+    has_frame = any(_FRAME.match(line) for line in lines[:exception_at])
+    if not has_frame or exception_at >= len(lines) or not _EXCEPTION.match(lines[exception_at]):
         return None
     end = _end(lines, -1, headers)
     return _build(lines, 0, exception_at, end, _LOST_BEGINNING) if end - exception_at <= _MAX_LINES_AFTER else None
@@ -254,9 +240,6 @@ def _exception(lines: list[str], at: int, end: int) -> tuple[str, str]:
         rest = [text.strip() for text in lines[at + 1 : end] if text.strip()]
         line = f"{line} {rest[-1]}" if rest else line
     return match.group(1), line
-
-
-# --- crashes ----------------------------------------------------------------------------------------------------------
 
 
 def _find_crash(lines: list[str], max_after: int) -> tuple[int, LastOutput | None]:

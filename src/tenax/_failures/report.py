@@ -19,11 +19,11 @@ import msgspec
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.hang_report import format_ranks
 from tenax._core.model import AWAITED, Assignment, Failure, Outcome, Verdict, assert_never, failure_began_at
-from tenax._core.text import encodable, format_duration, harmless, shortened
+from tenax._core.text import counted, encodable, format_duration, harmless, shortened
 from tenax._failures.exit_codes import exit_code_for
 from tenax._view.cause import cause_of, related, what_happened
 from tenax._view.exit_text import describe_exit, describe_signal, signal_name
-from tenax._view.text import format_goodput, format_local_moment
+from tenax._view.text import fields_of, format_goodput, format_local_moment
 
 _VERSION = 3
 _MIN_WIDTH, _MAX_WIDTH = 40, 100
@@ -364,7 +364,7 @@ def _outcome(report: Report, width: int) -> list[str]:
         shown = verdict.earlier[-_MAX_HISTORY:]
         left_out = max(verdict.restarts_used, len(verdict.earlier)) - len(shown)
         if left_out > 0:
-            lines.append(f"    ({_count(left_out, 'older one')} in the journal)")
+            lines.append(f"    ({counted(left_out, 'older one')} in the journal)")
         for failure in shown:
             first, *more = _wrapped(summary(failure, report.host), width - 6)
             lines += ["    " + first, *_indented(more, "      ")]
@@ -411,8 +411,8 @@ def to_dict(report: Report) -> dict[str, Any]:
         "exit_code": exit_code_for(verdict),
         "summary": headline(report),
         "why": verdict.why,
-        **_fields(report, "entrypoint", "host", "run_id", "role"),
-        **_fields(verdict, "generation", "restarts_used", "membership_changes", "drains"),
+        **fields_of(report, "entrypoint", "host", "run_id", "role"),
+        **fields_of(verdict, "generation", "restarts_used", "membership_changes", "drains"),
         "max_restarts": report.max_restarts,
         "signal": signal_name(verdict.signal) if verdict.signal else None,
         "cause": cause.kind if cause is not None else None,
@@ -427,12 +427,12 @@ def to_dict(report: Report) -> dict[str, Any]:
         "nodes": msgspec.to_builtins(verdict.members),
         "left": [{"node": each.label, "how": each.how, "why": each.why} for each in verdict.left],
         "stopped": [
-            {"rank": each.global_rank, **_fields(each, "local_rank", "pid", "exit_code", "stacks")}
+            {"rank": each.global_rank, **fields_of(each, "local_rank", "pid", "exit_code", "stacks")}
             for each in verdict.stopped
         ],
         "stuck_pids": verdict.stuck_pids,
         "history": [summary(failure, report.host) for failure in verdict.earlier],
-        **_fields(report, "log_dir", "journal"),
+        **fields_of(report, "log_dir", "journal"),
         "began_at": _since_epoch(clock, began_at),
         "failed_at": _since_epoch(clock, failure_began_at(first) if first is not None else None),
     }
@@ -455,18 +455,14 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "rank": failure.global_rank,
         "local_rank": failure.local_rank,
         "host": failure.host or host,
-        **_fields(failure, "pid", "generation", "exit_code"),
+        **fields_of(failure, "pid", "generation", "exit_code"),
         "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
         "ended": _how_it_ended(failure.exit_code),
         "reason": failure.reason,
         "cause": cause.kind,
-        **_fields(cause, "is_consequence", "proof"),
-        **_fields(failure.evidence, *texts, "log_file", "error_file"),
+        **fields_of(cause, "is_consequence", "proof"),
+        **fields_of(failure.evidence, *texts, "log_file", "error_file"),
     }
-
-
-def _fields(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in names}
 
 
 # --- phrases and lines ------------------------------------------------------------------------------------------------
@@ -485,7 +481,7 @@ def _how_it_ended(exit_code: int) -> str:
 
 
 def _restarts(report: Report) -> str:
-    return f"{report.verdict.restarts_used} of {_count(report.max_restarts, 'restart')}"
+    return f"{report.verdict.restarts_used} of {counted(report.max_restarts, 'restart')}"
 
 
 def _restarted(report: Report) -> str:
@@ -496,10 +492,6 @@ def _restarted(report: Report) -> str:
     if verdict.restarts_used == 0:
         return f"Not restarted{why}"
     return f"Gave up after {_restarts(report)}{why}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _ranks(ranks: Iterable[int]) -> str:
@@ -531,11 +523,7 @@ def _without_middle(
     if left_out <= 1:
         return lines
     where = f"; full text in {harmless(full_text_in)}" if full_text_in else ""
-    return [
-        *lines[:head],
-        f"[... {_count(left_out, 'line')} omitted{where} ...]",
-        *lines[-tail:],
-    ]
+    return [*lines[:head], f"[... {counted(left_out, 'line')} omitted{where} ...]", *lines[-tail:]]
 
 
 def _indented(lines: Iterable[str], indent: str = "  ") -> list[str]:
@@ -545,10 +533,5 @@ def _indented(lines: Iterable[str], indent: str = "  ") -> list[str]:
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     # Paths and words longer than the line stay whole, so that they can be copied.
     return textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

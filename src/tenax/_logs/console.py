@@ -14,15 +14,12 @@ import fcntl
 import os
 import select
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 
 from tenax._logs.device_thread import DeviceThread
 from tenax._logs.lines import with_prefix
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _ERASE_ROW = b"\r\x1b[K"
 _GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN}

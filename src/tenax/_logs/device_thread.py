@@ -134,7 +134,6 @@ class DeviceThread:
     # -- the thread's side
 
     def on_written(self, count: int) -> None:
-        """Record that the device took ``count`` bytes."""
         self.written += count
         if self.stuck:
             self._wake_loop()
@@ -159,7 +158,6 @@ class DeviceThread:
             self._wake_loop()
 
     def _take(self, limit_bytes: float) -> list[tuple[Any, int]]:
-        """Take waiting items until they have that size."""
         items: list[tuple[Any, int]] = []
         with suppress(Empty):
             while limit_bytes > 0:

@@ -47,8 +47,7 @@ class LineCutter:
 
     def end(self) -> bytes:
         """Return the unfinished last line of an ended stream."""
-        rest = bytes(self._rest)
-        self._rest.clear()
+        rest, self._rest = bytes(self._rest), bytearray()
         return rest
 
 
@@ -71,7 +70,5 @@ def lines_with(text: bytes, needles: list[bytes]) -> bytes:
     """Return the lines that contain any of the needles. The common case, none, needs no loop over lines."""
     if not any(needle in text for needle in needles):
         return b""
-    lines = text.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
+    lines = text.removesuffix(b"\n").split(b"\n")
     return b"".join(line + b"\n" for line in lines if any(needle in line for needle in needles))

@@ -71,7 +71,6 @@ class LogFile:
             self._lose(len(data) - written)
 
     def skip(self, count: int, reason: str) -> None:
-        """Count bytes that the loop dropped."""
         self.reason = reason
         self._lose(count)
 
@@ -106,7 +105,6 @@ class LogFile:
         return True
 
     def _write(self, data: bytes) -> int:
-        """Write and return how much the disk took."""
         view = memoryview(data)
         done = 0
         while done < len(data):

@@ -18,19 +18,14 @@ import os
 import stat
 from bisect import bisect_right
 from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from heapq import merge
 from operator import attrgetter
 from typing import NamedTuple
 
-from tenax._logs.tail import TAIL_BYTES
+from tenax._logs.tail import TAIL_BYTES, Mark
 from tenax._logs.times import FOR_READING, TimesReader
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tenax._logs.tail import Mark
 
 MAX_BYTES = 256 << 10
 MAX_SEARCHED = 16 << 20

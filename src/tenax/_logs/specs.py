@@ -13,15 +13,12 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import IntFlag
 from itertools import count
 
 import msgspec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _ENTRY_POINT_GROUP = "torchrun.logs_specs"
 _CONSOLE = ""  # in LogsDest: this stream is not captured in a file
@@ -137,7 +134,9 @@ class DefaultLogsSpecs(LogsSpecs):
             return ""
         if self._run_log_dir is None:
             os.makedirs(self.root_log_dir, exist_ok=True)
-            first = os.path.join(self.root_log_dir, _as_file_name(run_id))
+            # Any run id becomes one safe name.
+            name = re.sub(r"[^\w.+=@-]+", "_", run_id, flags=re.ASCII).lstrip(".")[:_MAX_RUN_NAME_LENGTH] or "run"
+            first = os.path.join(self.root_log_dir, name)
             self._run_log_dir = _new_directory(f"{first}_{os.urandom(2).hex()}" for _ in count())
         return self._run_log_dir
 
@@ -186,12 +185,11 @@ class DefaultLogsSpecs(LogsSpecs):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        names = ("root_log_dir", "redirects", "tee", "local_ranks_filter")
-        fields = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._identity(), strict=True))
-        return f"DefaultLogsSpecs({fields})"
+        return f"DefaultLogsSpecs({', '.join(f'{name}={value!r}' for name, value in self._identity().items())})"
 
-    def _identity(self) -> tuple[object, ...]:
-        return (self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter)
+    def _identity(self) -> dict[str, object]:
+        names = ("root_log_dir", "redirects", "tee", "local_ranks_filter")
+        return {name: getattr(self, f"_{name}") for name in names}
 
 
 def line_prefix(
@@ -232,11 +230,6 @@ def load_logs_specs(name: str | None) -> type[LogsSpecs]:
             f"could not load the logs specs {name!r} from {found[name].value!r}: {type(error).__name__}: {error}"
         ) from error
     return loaded
-
-
-def _as_file_name(run_id: str) -> str:
-    """Return the run id as one safe directory name."""
-    return re.sub(r"[^\w.+=@-]+", "_", run_id, flags=re.ASCII).lstrip(".")[:_MAX_RUN_NAME_LENGTH] or "run"
 
 
 def _new_directory(paths: Iterator[str]) -> str:

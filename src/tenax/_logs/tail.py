@@ -13,10 +13,7 @@ TAIL_BYTES = 1 << 16
 MAX_MARKS = 2048
 _MIN_MARK_INTERVAL_S = 0.001
 _MARK_BYTES = 16
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    Mark = tuple[int, float]  # from this position on, seconds since the epoch
+Mark = tuple[int, float]  # from this position on, seconds since the epoch
 
 
 class Tail:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_right
 from contextlib import suppress
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._logs.tail import Mark
+from tenax._logs.tail import Mark
 
 FOLDER = b"journal.times"
 _MIN_INTERVAL_S = 0.1
@@ -25,6 +24,7 @@ _RECORD = struct.Struct("<Qd")
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 FOR_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _READ_BYTES = 1 << 16
+_NO_RECORD: Mark = (1 << 64, float("inf"))  # beyond the end of the file
 
 
 def times_path(log_path: bytes) -> bytes:
@@ -108,21 +108,16 @@ class TimesReader:
     def position_at(self, at: float) -> int:
         """Return the position of the first data that arrived at that time or later, or a little before it."""
         with self:
-            index = max(0, self._find(1, at) - 1)
-            data = self._read(index * _RECORD.size, _RECORD.size)
-        return int(_RECORD.unpack(data)[0]) if len(data) == _RECORD.size else 0
+            record = self._record(max(0, self._find(1, at) - 1))
+        return 0 if record is _NO_RECORD else record[0]
 
     def _find(self, field: int, value: float) -> int:
         """Return the index of the first record whose field is greater than the value."""
-        low, high = 0, self._count
-        while low < high:
-            middle = (low + high) // 2
-            data = self._read(middle * _RECORD.size, _RECORD.size)
-            if len(data) < _RECORD.size or _RECORD.unpack(data)[field] > value:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return bisect_right(range(self._count), value, key=lambda index: self._record(index)[field])
+
+    def _record(self, index: int) -> Mark:
+        data = self._read(index * _RECORD.size, _RECORD.size)
+        return _RECORD.unpack(data) if len(data) == _RECORD.size else _NO_RECORD
 
     def _read(self, offset: int, size: int) -> bytes:
         with suppress(OSError):  # there may be no file

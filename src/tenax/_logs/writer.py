@@ -16,15 +16,12 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from tenax._io.helper_channel import ChannelClosed
 from tenax._io.helper_process import HelperHandle, HelperUnavailable, spawn_helper
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-    from typing import Any
 
 _PIPE_BYTES = 1 << 18  # more is not faster, and all pipes of a user share one kernel limit
 _MAX_QUEUED_BYTES = 4 << 20  # of the agent's own lines, while the log writer does not read its channel

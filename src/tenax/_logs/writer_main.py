@@ -173,7 +173,6 @@ class LogWriterProcess:
         self._live_at = now + 1.0 - ((now - (until or since or now)) % 1.0) if counts else _NEVER
 
     def _live_step(self, progress: str) -> str:
-        """Return the step in this progress file; empty if there is none."""
         if self._step is None or self._step[0] != progress:
             try:
                 from tenax._logs.live_step import LiveStep
@@ -616,7 +615,6 @@ def _clock(seconds: float) -> str:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Entry point of the helper process."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTTOU", "SIGTSTP", "SIGUSR2"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     install_interrupt_handler()

@@ -9,6 +9,7 @@ Prometheus would take a counter that decreases for a restarted one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from tenax._core.ledger import Mean
@@ -16,19 +17,8 @@ from tenax._view.status import FailureStatus, NodeStatus, RunStatus
 from tenax.metrics._prometheus import escaped, in_text
 
 PHASES = ("gathering", "recovering", "running", "ending", "paused", "over")
-STATES = (
-    "joined",
-    "waiting",
-    "spare",
-    "starting",
-    "working",
-    "stopping",
-    "draining",
-    "done",
-    "drained",
-    "left",
-    "lost",
-)
+_PRESENT = ("joined", "waiting", "spare", "starting", "working", "stopping", "draining", "done")
+STATES = (*_PRESENT, "drained", "left", "lost")
 OUTCOMES = ("succeeded", "failed", "cancelled", "abandoned", "broken")
 KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "hung", "lost")
 MAX_NODES = 2000  # with lines of their own
@@ -60,15 +50,14 @@ class _Page:
         """Add many lines whose labels are already formatted."""
         self._lines += [f"{name}{{{self._run},{labels}}} {value}" for labels, value in found]
 
-    def gauge(self, name: str, meaning: str, value: float | None) -> None:
-        """Add a gauge; None is unknown and adds no line."""
+    def gauge(self, name: str, meaning: str, value: float | None, kind: str = "gauge") -> None:
+        """Add a gauge or counter; None is unknown and adds no line."""
         if value is not None:
-            self.family(name, "gauge", meaning)
+            self.family(name, kind, meaning)
             self.value(name, value)
 
     def counter(self, name: str, meaning: str, value: float) -> None:
-        self.family(name, "counter", meaning)
-        self.value(name, value)
+        self.gauge(name, meaning, value, "counter")
 
     def one_of(self, name: str, label: str, names: Iterable[str], current: str, meaning: str) -> None:
         """Add a line per name: 1 for the current one, 0 for the others."""
@@ -137,23 +126,19 @@ def _add_failures(page: _Page, status: RunStatus) -> None:
 
 
 def _by_cause(page: _Page, name: str, meaning: str, failures: tuple[FailureStatus, ...]) -> None:
-    counted: dict[str, int] = {}
+    counted: Counter[str] = Counter()
     for failure in failures:
         kind = failure.kind
-        kind = kind if kind in counted or len(counted) < _MAX_CAUSES else "other"
-        counted[kind] = counted.get(kind, 0) + 1
+        counted[kind if kind in counted or len(counted) < _MAX_CAUSES else "other"] += 1
     page.family(name, "gauge", meaning)
     for kind, count in sorted(counted.items()):
         page.value(name, count, cause=kind)
 
 
 def _add_nodes(page: _Page, nodes: tuple[NodeStatus, ...], left: tuple[NodeStatus, ...]) -> None:
-    counted = dict.fromkeys(STATES, 0)
-    for node in nodes:
-        counted[node.state] = counted.get(node.state, 0) + 1
+    counted = Counter(dict.fromkeys(STATES, 0))
+    counted.update(node.state for node in (*nodes, *left))
     page.family("tenax_run_nodes", "gauge", "Nodes by state.")
-    for node in left:
-        counted[node.state] += 1
     for state, count in counted.items():
         page.value("tenax_run_nodes", count, state=state)
     # Up to MAX_NODES lines per family, on every scrape: format the labels once.

@@ -17,10 +17,10 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
@@ -39,9 +39,7 @@ _EXTERNAL_SIGNALS = frozenset(
 )
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 _SHELL_BASE = 128
-_CONNECTING = tuple(
-    kind for kind in KINDS if kind.id in ("unknown_host", "unreachable", "connection_refused", "connect_timeout")
-)
+_CONNECTING = {id: KINDS[id] for id in ("unknown_host", "unreachable", "connection_refused", "connect_timeout")}
 _FAULTS = ("Fatal Python error", "Timeout")  # of the fault handler
 _AT_EXIT = "thread_at_exit"  # says nothing about an exception before it
 _VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only with the same message
@@ -55,8 +53,7 @@ class Cause(msgspec.Struct, frozen=True):
     next_step: str  # what to do
 
 
-_BY_ID: dict[str, Kind] = {kind.id: kind for kind in reversed(KINDS)}
-_BY_SIGNAL: dict[int, str] = {number: kind.id for kind in KINDS for number in kind.signals}
+_BY_SIGNAL: dict[int, str] = {number: id for id, kind in KINDS.items() for number in kind.signals}
 _HEADER = "Traceback (most recent call last):"
 _NOT_EVIDENCE = re.compile(
     r"During handling of the above exception|The above exception was the direct cause|Extension modules: |\[|$"
@@ -85,7 +82,7 @@ def cause_of(failure: Failure) -> Cause:
     if failure.reason.startswith("could not be started"):
         return _cause("not_started", storable(failure.reason))
     kind = evidence.cause
-    if kind not in _BY_ID:
+    if kind not in KINDS:
         return classify(failure.exit_code, evidence)
     if kind == "hang":
         return _cause(kind, storable(failure.reason))
@@ -143,14 +140,8 @@ def what_happened(failure: Failure) -> str:
     if not evidence.message:
         return ended
     # Every uncaught exception ends with exit code 1: it adds nothing to the exception.
-    return (
-        f"raised {evidence.message}"
-        if failure.exit_code == 1 and evidence.error_type
-        else f"{ended}: {evidence.message}"
-    )
-
-
-# --- recognition ------------------------------------------------------------------------------------------------------
+    is_plain = failure.exit_code == 1 and evidence.error_type
+    return f"raised {evidence.message}" if is_plain else f"{ended}: {evidence.message}"
 
 
 def _recognize(
@@ -164,19 +155,14 @@ def _recognize(
     raised = _match_exceptions(evidence) if has_exception else None
     if raised is not None and raised[0] == "connect_timeout":  # torch retries, and prints why it has to
         return _first_match([*earlier_lines, *evidence.last_lines][::-1], _CONNECTING) or raised
-    if kernel_error[0] and (raised is None or _BY_ID[raised[0]] in RESOURCES):
+    if kernel_error[0] and (raised is None or raised[0] in RESOURCES):
         return kernel_error
-    is_crash = _is_crash(exit_code, evidence)
+    is_native = not evidence.error_type or evidence.error_type in _FAULTS or "::" in evidence.error_type
+    is_crash = -exit_code in _CRASHES and is_native  # after a Python exception, a process crashes while it exits
     is_vague = raised[0] == "child_failed" if raised else not has_exception or is_crash
     if is_vague and (printed := _match_output(exit_code, evidence, has_exception)) is not None:
         return printed
     return raised or _from_exit_code(exit_code, evidence, has_exception, is_crash)
-
-
-def _is_crash(exit_code: int, evidence: Evidence) -> bool:
-    """Return whether native code crashed. After a Python exception, it did so while the process exited."""
-    is_native = not evidence.error_type or evidence.error_type in _FAULTS or "::" in evidence.error_type
-    return -exit_code in _CRASHES and is_native
 
 
 def _match_exceptions(evidence: Evidence) -> tuple[str, str] | None:
@@ -208,20 +194,22 @@ def _exception_lines(evidence: Evidence) -> tuple[list[str], list[str]]:
 def _match_output(exit_code: int, evidence: Evidence, has_exception: bool) -> tuple[str, str] | None:
     """Match the output of a process that exited or aborted by itself and left no better evidence."""
     lines = [line for line in evidence.last_lines if line.strip() and not line.startswith("    ")]
-    kinds = tuple(kind for kind in KINDS if kind.trust_output and kind.patterns)
+    kinds = {id: kind for id, kind in KINDS.items() if kind.trust_output}
+    own = {id: kind for id, kind in kinds.items() if not kind.is_consequence}
     if exit_code < 0 and -exit_code != signal.SIGABRT:
         # It crashed: only what it printed directly before may be the reason.
         crashed_at = next((at for at, line in enumerate(lines) if line.startswith("Fatal Python error")), 0)
         before = lines[max(0, crashed_at - _MAX_LINES_BEFORE_CRASH) : crashed_at]
-        return _first_match(before[::-1], tuple(kind for kind in kinds if not kind.is_consequence))
+        return _first_match(before[::-1], own)
     if has_exception and exit_code >= 0:  # output of a child: match resources, not lost peers
-        return _first_match(lines[::-1], tuple(kind for kind in kinds if kind in RESOURCES))
-    own = tuple(kind for kind in kinds if not kind.is_consequence and not (has_exception and kind.id == _AT_EXIT))
+        return _first_match(lines[::-1], {id: kind for id, kind in kinds.items() if id in RESOURCES})
+    if has_exception:
+        del own[_AT_EXIT]
     late = lines if exit_code < 0 else lines[-_MAX_CONSEQUENCE_LINES:]
-    certain = own[: next((at for at, kind in enumerate(own) if kind.id == "connection_refused"), len(own))]
+    certain = dict(takewhile(lambda item: item[0] != "connection_refused", own.items()))
     return (
         _first_match(lines[::-1], certain)
-        or _first_match(late[::-1], tuple(kind for kind in kinds if kind.is_consequence))
+        or _first_match(late[::-1], {id: kind for id, kind in kinds.items() if kind.is_consequence})
         or _first_match(lines[::-1], own)
     )
 
@@ -237,35 +225,28 @@ def _from_exit_code(code: int, evidence: Evidence, has_exception: bool, is_crash
     if has_exception:
         return "aborted" if is_python_fault else "exception", evidence.message or evidence.error_type
     last = evidence.last_lines[-1] if evidence.last_lines else ""
-    if code == 127:
-        return "script_not_found", last
-    if code == 126:
-        return "not_executable", last
-    return ("exit_code", last) if code else ("unknown", last)
+    return {127: "script_not_found", 126: "not_executable", 0: "unknown"}.get(code, "exit_code"), last
 
 
-def _first_match(lines: Sequence[str], kinds: Sequence[Kind], traceback: str = "") -> tuple[str, str] | None:
-    for kind in kinds:
-        if not kind.patterns or (kind.within and not re.search(kind.within, traceback)):
-            continue
-        pattern = _pattern(kind.patterns)
-        for line in lines:
-            if pattern.search(line, 0, _MAX_SEARCHED):
-                return kind.id, line
+def _first_match(lines: Sequence[str], kinds: Mapping[str, Kind], traceback: str = "") -> tuple[str, str] | None:
+    for id, kind in kinds.items():
+        found = _first_line(lines, kind.patterns)
+        if not found and kind.within is not None and re.search(kind.within[0], traceback):
+            found = _first_line(lines, kind.within[1:])
+        if found:
+            return id, found
     return None
 
 
-@functools.cache
-def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    # A flag in the middle of a pattern is an error, so each pattern with one gets its own group.
-    return re.compile("|".join(f"(?i:{each[4:]})" if each.startswith("(?i)") else f"(?:{each})" for each in patterns))
-
-
-# --- texts ------------------------------------------------------------------------------------------------------------
+def _first_line(lines: Sequence[str], patterns: tuple[str, ...]) -> str:
+    if not patterns:
+        return ""
+    pattern = re.compile("|".join(patterns))
+    return next((line for line in lines if pattern.search(line, 0, _MAX_SEARCHED)), "")
 
 
 def _cause(kind_id: str, proof: str) -> Cause:
-    kind = _BY_ID[kind_id]
+    kind = KINDS[kind_id]
     meaning = kind.meaning
     if kind.detail is not None:
         match = re.search(kind.detail.pattern, proof)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tenax._view.history import NodeHistory, RunHistory
-from tenax._view.text import cause_text, end_text
+from tenax._view.text import cause_text, end_text, fields_of
 
 _RUN_PID = 1
 _MAX_S = 1e12  # a damaged journal may contain any number; JSON readers must be able to represent the microseconds
@@ -90,11 +90,7 @@ class _Trace:
         self._name(_RUN_PID, 0, "run", f"run {history.run_id}")
         self._name(_RUN_PID, 1, "generations")
         self._name(_RUN_PID, 2, "time spent on")
-        details: dict[str, Any] = {
-            "outcome": history.outcome,
-            "why": history.why,
-            "restarts_used": history.restarts_used,
-        }
+        details = fields_of(history, "outcome", "why", "restarts_used")
         self._add(f"run {history.run_id}", "run", _RUN_PID, 0, history.began_at, history.ended_at, **details)
         for each in history.generations:
             self._add(
@@ -104,9 +100,7 @@ class _Trace:
                 1,
                 each.formed_at,
                 each.settled_at or each.ended_at or history.ended_at,
-                why=each.why,
-                nodes=each.nodes,
-                workers=each.workers,
+                **fields_of(each, "why", "nodes", "workers"),
                 ended_by=end_text(each.ended_by),
                 ended_why=each.ended_why,
                 first_step=each.first_step if each.first_step >= 0 else None,
@@ -163,9 +157,7 @@ class _Trace:
                 "g" if failure.is_own else "t",
                 what=failure.what,
                 cause=cause_text(failure.cause),
-                role=failure.role,
-                host=failure.host,
-                generation=failure.generation,
+                **fields_of(failure, "role", "host", "generation"),
             )
 
 

@@ -19,11 +19,7 @@ _SIGNALS = {  # what the name does not explain
     "SIGSYS": "forbidden system call",
 }
 
-_EXIT_CODES = {
-    120: "Python could not flush its output",
-    126: "found but not executable",
-    127: "command not found",
-}
+_EXIT_CODES = {120: "Python could not flush its output", 126: "found but not executable", 127: "command not found"}
 
 
 def signal_name(number: int) -> str:

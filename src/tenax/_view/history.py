@@ -16,19 +16,20 @@ H4  The outcome comes from any journal that has it. A verdict of the coordinator
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 import msgspec
 
 from tenax._core.hang_report import describe_location, format_ranks
 from tenax._core.ledger import Goodput, Mean
+from tenax._core.messages import HangReport
 from tenax._core.model import Verdict
 from tenax._core.text import format_duration
 from tenax._view.status import FailureStatus, GenerationStatus, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._core.messages import HangReport
     from tenax._node.journal import Footer
 
 _SLACK_S = 60.0  # maximum difference between two hosts' clocks, or between the starts of two journals
@@ -202,9 +203,6 @@ def missing_end(whose: str, footer: Footer | None, verdict: Verdict | None) -> t
     return (_NO_END.format(whose),) if footer is None and verdict is None else ()
 
 
-# --- merging ----------------------------------------------------------------------------------------------------------
-
-
 def histories_of(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> list[RunHistory]:
     """Return all runs in these journals, oldest first. Consecutive runs may have the same id."""
     groups: list[tuple[list[RunPart], list[NodePart]]] = []
@@ -373,8 +371,10 @@ def _append(earlier: RunHistory, later: RunPart) -> RunHistory:
         nodes[node.node_id] = node
     failures = {(each.generation, each.rank): each for each in (*earlier.failures, *after.failures)}
     missing = [*(each for each in earlier.missing if "has no end" not in each), *after.missing]
-    goodput = after.goodput if later.has_predecessor else _sum(earlier.goodput, after.goodput)
+    goodput = after.goodput
     if not later.has_predecessor:
+        parts = [each for each in (earlier.goodput, after.goodput) if each is not None]
+        goodput = reduce(plus, parts) if parts else None
         missing.append("the coordinator was started again without a record: the time in between is not counted")
     return msgspec.structs.replace(
         after,
@@ -399,10 +399,6 @@ def _join_spans(before: tuple[Span, ...], after: tuple[Span, ...]) -> tuple[Span
     first = after[0].since
     cut = [msgspec.structs.replace(each, until=min(each.until, first)) for each in before if each.since < first]
     return (*cut, *after)
-
-
-def _sum(first: Goodput | None, second: Goodput | None) -> Goodput | None:
-    return plus(first, second) if first is not None and second is not None else first or second
 
 
 def plus(one: Goodput, other: Goodput) -> Goodput:

@@ -6,14 +6,18 @@ contains the commands of its machine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Over, Received
+from tenax._core import coordinator as run
 from tenax._core.diagnosis import diagnosis_of
-from tenax._core.messages import NodeDraining, NodeJoined, NodeLeft
-from tenax._core.model import Diagnosis, by_cause
+from tenax._core.ledger import GenerationEntry
+from tenax._core.messages import HangReport, NodeDraining, NodeJoined, NodeLeft
+from tenax._core.model import Diagnosis, Failure, Verdict, by_cause
 from tenax._core.policy import RecordedPolicy
+from tenax._core.run_state import Generation, Suspicion
 from tenax._view.history import (
     HangSpan,
     NodeHistory,
@@ -30,15 +34,6 @@ from tenax._view.status import failure_statuses, generation_status, state_of_nod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tenax._core.commands import AnyCommand
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord
-    from tenax._core.events import AnyEvent
-    from tenax._core.ledger import GenerationEntry
-    from tenax._core.messages import HangReport
-    from tenax._core.model import Failure, Verdict
-    from tenax._core.run_state import Generation, Suspicion
     from tenax._node.journal import Footer, Header, Step
     from tenax._node.run_journal import RunHeader, RunStep
 
@@ -48,7 +43,7 @@ if TYPE_CHECKING:
 def history_of_run(header: RunHeader, steps: Sequence[RunStep], footer: Footer | None, folder: str = "") -> RunPart:
     """Return the history of a run as one coordinator saw it. ``folder``: of the journal."""
     replay = _Replay(header, RecordedPolicy(step.decision for step in steps))
-    trouble = replay.run(steps)
+    trouble = replay.take(steps)
     end = missing_end(f"the coordinator on {header.host}", footer, replay.state.verdict)
     history = replay.history((trouble, *end) if trouble else end, folder)
     all_left = bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
@@ -56,7 +51,7 @@ def history_of_run(header: RunHeader, steps: Sequence[RunStep], footer: Footer |
 
 
 class _Node(Spans):
-    def __init__(self, record: NodeRecord, at: float, offset: float) -> None:
+    def __init__(self, record: run.NodeRecord, at: float, offset: float) -> None:
         super().__init__(offset)
         self.record = record
         self._came_at = at
@@ -84,7 +79,7 @@ class _Replay:
     """A coordinator machine that receives the events of the journal, and what was observed of its states."""
 
     def __init__(self, header: RunHeader, policy: RecordedPolicy) -> None:
-        self._machine = CoordinatorMachine(header.settings, policy)
+        self._machine = run.CoordinatorMachine(header.settings, policy)
         self._offset = header.wall_time - header.at
         self._began_at = self._at = header.at
         self._entries: list[GenerationEntry] = []
@@ -97,10 +92,10 @@ class _Replay:
         self._hangs: list[HangSpan] = []
 
     @property
-    def state(self) -> CoordinatorState:
+    def state(self) -> run.CoordinatorState:
         return self._machine.state
 
-    def run(self, steps: Sequence[RunStep]) -> str:
+    def take(self, steps: Sequence[RunStep]) -> str:
         """Replay all steps. Return why the replay stopped early; empty if it did not."""
         for number, step in enumerate(steps, 1):
             before = self._mark()
@@ -117,9 +112,9 @@ class _Replay:
         state, entry = self.state, self.state.ledger.current
         return state.phase.name, state.generation, entry.running_at if entry is not None else None
 
-    def _observe(self, event: AnyCoordinatorEvent, *, all_nodes: bool) -> None:
+    def _observe(self, event: run.AnyCoordinatorEvent, *, all_nodes: bool) -> None:
         state = self.state
-        if isinstance(event, Opened):
+        if isinstance(event, run.Opened):
             self.has_predecessor |= event.record is not None
         entry = state.ledger.current
         if entry is not None and (not self._entries or self._entries[-1] is not entry):
@@ -128,7 +123,7 @@ class _Replay:
             self._add_diagnosis()
         self._last = state.generation, state.last
         self._observe_hang(state.hang)
-        if isinstance(event, Received | NodeLost):
+        if isinstance(event, run.Received | run.NodeLost):
             self._add_node(event.node_id)
             self._observe_leaving(event)
         if all_nodes:
@@ -166,27 +161,27 @@ class _Replay:
         record = state.nodes[node_id]
         if node.record is not record:  # it came back
             node.record, node.gone_at, node.gone_how, node.gone_why = record, None, "", ""
-        if isinstance(state.phase, Over):
+        if isinstance(state.phase, run.Over):
             node.end(self._at)
         else:
             in_generation = state.last.has(node_id) and node_id not in state.ready
             node.begin(state_of_node(state, record), state.generation if in_generation else 0, self._at)
 
-    def _observe_leaving(self, event: Received | NodeLost) -> None:
+    def _observe_leaving(self, event: run.Received | run.NodeLost) -> None:
         node = self._nodes.get(event.node_id)
         if node is None:
             return
-        if isinstance(event, Received) and isinstance(event.message, NodeDraining):
+        if isinstance(event, run.Received) and isinstance(event.message, NodeDraining):
             node.gone_how, node.gone_why = "drained", event.message.why
         if event.node_id in self.state.nodes or node.gone_at is not None:
             return
-        if isinstance(event, Received) and isinstance(event.message, NodeJoined):
+        if isinstance(event, run.Received) and isinstance(event.message, NodeJoined):
             return  # it was refused
         node.end(self._at)
-        if not isinstance(self.state.phase, Over):
-            how, left = ("lost", event) if isinstance(event, NodeLost) else ("left", event.message)
+        if not isinstance(self.state.phase, run.Over):
+            how, left = ("lost", event) if isinstance(event, run.NodeLost) else ("left", event.message)
             node.gone_at, node.gone_how = self._at, node.gone_how or how
-            node.gone_why = node.gone_why or (left.why if isinstance(left, NodeLost | NodeLeft) else "")
+            node.gone_why = node.gone_why or (left.why if isinstance(left, run.NodeLost | NodeLeft) else "")
             node.times_lost += node.gone_how == "lost"
 
     def history(self, missing: tuple[str, ...], folder: str) -> RunHistory:
@@ -247,7 +242,7 @@ class _AgentReader:
         self._hangs: list[HangSpan] = []
         self._verdict: Verdict | None = None
 
-    def add(self, at: float, event: AnyEvent, sent: list[AnyCommand]) -> None:
+    def add(self, at: float, event: events.AnyEvent, sent: list[commands.AnyCommand]) -> None:
         self._at = at
         match event:
             case events.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
@@ -268,7 +263,7 @@ class _AgentReader:
         for command in sent:
             self._add_command(command)
 
-    def _add_command(self, command: AnyCommand) -> None:
+    def _add_command(self, command: commands.AnyCommand) -> None:
         match command:
             case commands.StartWorkers(part):
                 self._generation, self._first_rank = part.generation, part.first_global_rank

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -20,8 +21,9 @@ from tenax._core.model import Diagnosis, Failure, assert_never, failure_began_at
 from tenax._core.text import format_duration
 from tenax._view.cause import cause_of, related, what_happened
 from tenax._view.run_messages import RunMessages
-from tenax._view.text import kind_of
+from tenax._view.text import fields_of, kind_of
 
+T = TypeVar("T")
 RecentStep = tuple[float, run.AnyCoordinatorEvent, list[run.Send]]
 
 _MAX_EVENTS = 100
@@ -30,6 +32,7 @@ _SLOW = 1.25  # a slow rank takes so many times as long for a step as the median
 _SLOW_S = 0.005  # ... and so much longer
 _OTHER_CPUS = 0.5  # without steps, a rank stands out if it uses so many CPUs more or less than the median of the others
 _MAX_SLOW = 4
+_NO_PROGRESS = WorkerProgress(local_rank=0, first_step=-1, last_step=-1, first_at=0.0, last_at=0.0)
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -165,19 +168,12 @@ def status_of(
     draining = _draining_since(recent)
     nodes = tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values())
     return RunStatus(
-        run_id=settings.run_id,
+        **fields_of(settings, "run_id", "min_nodes", "max_nodes", "max_restarts"),
+        **fields_of(state, "generation", "restarts_used", "membership_changes", "drains", "requests"),
         now=now + wall_offset,
         phase=state.phase.name,
         doing=doing,
-        generation=state.generation,
         world_size=state.last.world_size,
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        restarts_used=state.restarts_used,
-        max_restarts=settings.max_restarts,
-        membership_changes=state.membership_changes,
-        drains=state.drains,
-        requests=state.requests,
         nodes=nodes,
         generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
         generations_forgotten=state.ledger.forgotten,
@@ -223,16 +219,11 @@ def _node(
     is_member = info.node_id in state.members and record.part is not None
     first_rank = record.part.first_global_rank if is_member and record.part is not None else -1
     slots = info.slots if record.progress else 0  # a node may claim any number, so allocate only if needed
-    progress: list[WorkerProgress | None] = [None] * slots
+    progress = [_NO_PROGRESS] * slots
     for each in record.progress:
         if 0 <= each.local_rank < slots:
             progress[each.local_rank] = each
-    phases = tuple("" if each is None else each.phase for each in progress)
-    stepped = tuple(0.0 if each is None or each.last_step < 0 else each.last_at + wall_offset for each in progress)
-    outputs = tuple(0.0 if each is None or not each.output_at else each.output_at + wall_offset for each in progress)
-    step_s = tuple(0.0 if each is None else round(each.step_s, 6) for each in progress)
-    cpus = tuple(-1.0 if each is None or each.cpus is None else round(each.cpus, 2) for each in progress)
-    gpus = tuple(-1.0 if each is None or each.gpu is None else each.gpu for each in progress)
+    stepped = _known((0.0 if each.last_step < 0 else each.last_at + wall_offset for each in progress), 0.0)
     last_at = max((each.last_at for each in record.progress if each.last_step >= 0), default=None)
     ranks = range(first_rank, first_rank + info.slots) if is_member else range(0)
     return NodeStatus(
@@ -245,17 +236,23 @@ def _node(
         rank=state.members[info.node_id] if is_member else -1,
         first_rank=first_rank,
         pids=record.pids,
-        steps=tuple(-1 if each is None else each.last_step for each in progress) if any(stepped) else (),
-        phases=phases if any(phases) else (),
+        steps=tuple(each.last_step for each in progress) if stepped else (),
+        phases=_known((each.phase for each in progress), ""),
         step_at=None if last_at is None else last_at + wall_offset,
-        outputs=outputs if any(outputs) else (),
-        stepped=stepped if any(stepped) else (),
-        step_s=step_s if any(step_s) else (),
-        cpus=cpus if any(each >= 0 for each in cpus) else (),
-        gpus=gpus if any(each >= 0 for each in gpus) else (),
+        outputs=_known((each.output_at and each.output_at + wall_offset for each in progress), 0.0),
+        stepped=stepped,
+        step_s=_known((round(each.step_s, 6) for each in progress), 0.0),
+        cpus=_known((-1.0 if each.cpus is None else round(each.cpus, 2) for each in progress), -1.0),
+        gpus=_known((-1.0 if each.gpu is None else each.gpu for each in progress), -1.0),
         failed=tuple(sorted(failed[rank] for rank in ranks if rank in failed)) if failed else (),
         is_coordinator=info.node_id == state.settings.serving_node or len(state.nodes) == state.settings.max_nodes == 1,
     )
+
+
+def _known(values: Iterable[T], unknown: T) -> tuple[T, ...]:
+    """Return the values of all workers; none if they are all unknown."""
+    found = tuple(values)
+    return found if any(each != unknown for each in found) else ()
 
 
 def slow_ranks(nodes: Sequence[NodeStatus]) -> tuple[str, ...]:
@@ -332,21 +329,14 @@ def generation_status(entry: GenerationEntry, now: float, wall_offset: float) ->
         return None if at is None else at + wall_offset
 
     return GenerationStatus(
-        number=entry.number,
-        why=entry.why,
-        nodes=entry.nodes,
-        workers=entry.workers,
+        **fields_of(entry, "number", "why", "nodes", "workers", "ended_by", "ended_why"),
+        **fields_of(entry, "first_step", "last_step", "lost_steps"),
         formed_at=entry.formed_at + wall_offset,
         running_at=wall(entry.running_at),
         ended_at=wall(entry.ended_at),
         settled_at=wall(entry.settled_at),
-        ended_by=entry.ended_by,
-        ended_why=entry.ended_why,
         spent=entry.spent(now),
         hangs=tuple((since + wall_offset, wall(until)) for since, until in entry.hangs),
-        first_step=entry.first_step,
-        last_step=entry.last_step,
-        lost_steps=entry.lost_steps,
     )
 
 
@@ -364,24 +354,16 @@ def failure_statuses(diagnosis: Diagnosis, wall_offset: float) -> tuple[FailureS
 def failure_status(failure: Failure, wall_offset: float, role: str = "first") -> FailureStatus:
     evidence, cause = failure.evidence, cause_of(failure)
     return FailureStatus(
+        **fields_of(failure, "local_rank", "host", "generation", "exit_code"),
+        **fields_of(cause, "is_consequence", "meaning", "next_step", "proof"),
+        **fields_of(evidence, "traceback", "stacks", "log_file"),
         rank=failure.global_rank,
-        local_rank=failure.local_rank,
-        host=failure.host,
-        generation=failure.generation,
-        exit_code=failure.exit_code,
         at=failure_began_at(failure) + wall_offset,
         what=what_happened(failure),
         role=role,
         cause=cause.kind,
         kind=kind_of(cause.kind, evidence.error_type, failure.exit_code),
-        is_consequence=cause.is_consequence,
-        meaning=cause.meaning,
-        next_step=cause.next_step,
-        proof=cause.proof,
-        traceback=evidence.traceback,
         last_lines=() if evidence.traceback else evidence.last_lines,
-        stacks=evidence.stacks,
-        log_file=evidence.log_file,
     )
 
 

@@ -13,7 +13,7 @@ from tenax._core.ledger import Goodput
 from tenax._core.text import format_duration, one_line
 from tenax._view.history import RunHistory, plus
 from tenax._view.status import Value
-from tenax._view.text import EARLY_ENDS, cause_text, format_goodput, format_moment, outcome_label, percent
+from tenax._view.text import EARLY_ENDS, cause_text, fields_of, format_goodput, format_moment, outcome_label, percent
 
 _MAX_SHOWN = 10
 _MAX_RUNS = 20  # on the terminal
@@ -138,28 +138,18 @@ def _format_total(summary: Summary) -> str:
 def _line(history: RunHistory) -> RunLine:
     first = history.first_cause
     return RunLine(
-        run_id=history.run_id,
-        began_at=history.began_at,
-        duration_s=history.duration_s,
-        outcome=history.outcome,
-        why=history.why,
+        **fields_of(history, "run_id", "began_at", "duration_s", "outcome", "why", "restarts_used", "goodput"),
+        **fields_of(history, "failed", "stopped", "entrypoint", "folder", "missing"),
         nodes=len(history.nodes),
         workers=max((each.workers for each in history.generations), default=sum(n.slots for n in history.nodes)),
         generations=len(history.generations),
-        restarts_used=history.restarts_used,
-        goodput=history.goodput,
         cause=first.kind if first is not None else "",
         first_cause=first.text if first is not None else "",
         is_cause_known=first is None or not first.is_consequence,
         next_step=first.next_step if first is not None else "",
-        failed=history.failed,
         consequences=len(history.failures) - history.failed,
-        stopped=history.stopped,
         left=tuple(each.left_text for each in history.nodes if each.gone_at is not None),
         hangs=tuple(each.text for each in history.hangs),
-        entrypoint=history.entrypoint,
-        folder=history.folder,
-        missing=history.missing,
     )
 
 

@@ -6,22 +6,19 @@ The terminal, the reports and the pages show the same texts.
 from __future__ import annotations
 
 import time
+from typing import Any
+
+import msgspec
 
 from tenax._core.ledger import Goodput
 from tenax._core.model import Outcome
-from tenax._core.text import format_duration
+from tenax._core.text import counted, format_duration
 from tenax._view.exit_text import signal_name
 
 _SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
 _INSTANT_S = 0.0005
 _ALMOST_NONE = "under 1 %"
-_PARTS = (
-    ("starting_s", "starting"),
-    ("waiting_s", "waiting"),
-    ("stopping_s", "stopping"),
-    ("hung_s", "hung"),
-    ("lost_s", "lost"),
-)
+_PARTS = ("starting", "waiting", "stopping", "hung", "lost")
 _MAX_NAME = 60
 _GENERAL = frozenset({"exception", "signal", "exit_code", "unknown"})  # less specific than the class or the number
 # Causes that are the end of the process itself, which the message of the failure already states.
@@ -50,6 +47,11 @@ EARLY_ENDS = {
 _OUTCOMES = {outcome.value: outcome.text for outcome in Outcome}
 
 
+def fields_of(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
+    """Return these fields by name, for a view that has them too."""
+    return {name: getattr(struct, name) for name in names}
+
+
 def format_goodput(goodput: Goodput | None) -> str:
     """Return one line without a full stop; empty if it is not known or no time has passed."""
     if goodput is None or not 0 < goodput.spent.total_s < float("inf"):  # infinite in a damaged journal
@@ -63,15 +65,15 @@ def format_goodput(goodput: Goodput | None) -> str:
         return line
     parts, count = [], goodput.lost_steps
     repeated = f" ({count:,} {'step' if count == 1 else 'steps'} repeated)" if count else ""
-    for name, label in _PARTS:
-        seconds: float = getattr(spent, name)
-        steps = repeated if name == "lost_s" else ""
+    for part in _PARTS:
+        seconds: float = getattr(spent, f"{part}_s")
+        steps = repeated if part == "lost" else ""
         if round(100 * seconds / total_s):
-            parts.append(f"{label} {percent(seconds, total_s)}{steps}")
+            parts.append(f"{part} {percent(seconds, total_s)}{steps}")
         elif steps:  # they took some time, even if it rounds to 0 %
-            parts.append(f"{label} {_ALMOST_NONE}{steps}")
-    kept = "1 worker kept its process" if goodput.survivors == 1 else f"{goodput.survivors} workers kept their process"
-    survived = kept if goodput.survivors else ""
+            parts.append(f"{part} {_ALMOST_NONE}{steps}")
+    whose = "its" if goodput.survivors == 1 else "their"
+    survived = f"{counted(goodput.survivors, 'worker')} kept {whose} process" if goodput.survivors else ""
     return "; ".join(each for each in (line, ", ".join(parts), format_failures(goodput), survived) if each)
 
 
@@ -79,9 +81,7 @@ def format_failures(goodput: Goodput) -> str:
     """Return how fast failures were detected and recovered from; empty if there were none."""
     parts = []
     if (to_detect_s := goodput.to_detect.seconds) is not None:
-        parts.append(
-            "detected in < 1 ms" if to_detect_s < _INSTANT_S else f"detected in {format_duration(to_detect_s)}"
-        )
+        parts.append(f"detected in {'< 1 ms' if to_detect_s < _INSTANT_S else format_duration(to_detect_s)}")
     if (to_recover_s := goodput.to_recover.seconds) is not None:
         parts.append(f"recovered in {format_duration(to_recover_s)}")
     if not parts:
@@ -98,9 +98,6 @@ def percent(part: float, whole: float) -> str:
     if 0 < share < 0.5:
         return _ALMOST_NONE
     return f"{share:.0f} %"
-
-
-# --- times ------------------------------------------------------------------------------------------------------------
 
 
 def format_moment(at: float) -> str:
@@ -120,9 +117,6 @@ def _formatted(form: str, at: float) -> str:
         return time.strftime(form, time.gmtime(at))
     except (OverflowError, OSError, ValueError):
         return "?"
-
-
-# --- failures and ends ------------------------------------------------------------------------------------------------
 
 
 def kind_of(cause: str, error_type: str, exit_code: int) -> str:

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from tenax.events._recording import construct_and_record_rdzv_event as construct_and_record_rdzv_event
     from tenax.events._recording import record as record
     from tenax.events._recording import record_rdzv_event as record_rdzv_event
-    from tenax.events.api import Event as Event
-    from tenax.events.api import EventMetadataValue as EventMetadataValue
-    from tenax.events.api import EventSource as EventSource
-    from tenax.events.api import NodeState as NodeState
-    from tenax.events.api import RdzvEvent as RdzvEvent
+    from tenax.events.api import *  # noqa: F403
     from tenax.events.handlers import ConsoleEventHandler as ConsoleEventHandler
     from tenax.events.handlers import JsonLinesEventHandler as JsonLinesEventHandler
     from tenax.events.handlers import NullEventHandler as NullEventHandler

@@ -24,7 +24,7 @@ from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, Phase, global_rank
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
-from tenax._core.model import AgentSettings, Failure, Outcome, Verdict, WorkerPhase, WorkerRecord
+from tenax._core.model import AgentSettings, Failure, Outcome, Verdict, WorkerPhase, WorkerRecord, failure_began_at
 from tenax.events._status import Moment, Origin, WorkerOfGroup, error_as_json, status_event
 from tenax.events.api import Event
 
@@ -92,8 +92,6 @@ class EventView:
                     found += self._finished(verdict)
         return found
 
-    # --- rendezvous ---------------------------------------------------------------------------------------------------
-
     def _formed(self) -> list[Event]:
         """Return both events of a rendezvous. Ranks come with the generation, so assigning them takes no time."""
         state = self._state
@@ -106,8 +104,6 @@ class EventView:
         since, self._joins_since = self._joins_since, None
         duration_ms = _ms(self._at if since is None else since, self._at)
         return self._event("RENDEZVOUS", {"why": why}, duration_ms=duration_ms, error=error)
-
-    # --- workers ------------------------------------------------------------------------------------------------------
 
     def _starts(self) -> list[Event]:
         found = []
@@ -137,13 +133,12 @@ class EventView:
         failure = next((each for each in self._state.failures if each.local_rank == worker.local_rank), None)
         # The agent may receive the start after the worker has exited: no event is dated before it.
         ended_at = max(worker.ended_at, self._started_at.get(worker.local_rank, 0.0))
-        code, more = worker.exit_code, {"why": self._why_ended}
         if failure is not None:
-            code, error = failure.exit_code, self._error(failure)
-            return self._of_worker("FAILED", worker, ended_at, _cause(failure), exit_code=code, error=error)
-        if not worker.was_stopped and code == 0:
+            how = {"exit_code": failure.exit_code, "error": self._error(failure)}
+            return self._of_worker("FAILED", worker, ended_at, _cause(failure), **how)
+        if not worker.was_stopped and worker.exit_code == 0:
             return self._of_worker("SUCCEEDED", worker, ended_at, {}, exit_code=0)
-        return self._of_worker("TERMINATED", worker, ended_at, more, exit_code=code)
+        return self._of_worker("TERMINATED", worker, ended_at, {"why": self._why_ended}, exit_code=worker.exit_code)
 
     def _of_unseen_end(self, worker: WorkerRecord) -> Event:
         """Return the end of a worker without a recorded exit. If the node is cleared, the worker is gone."""
@@ -160,15 +155,11 @@ class EventView:
         return self._event(state, more, worker=worker, happened_at=ended_at, duration_ms=ran_ms, **how)
 
     def _error(self, failure: Failure) -> str:
-        evidence = failure.evidence
-        code = failure.exit_code
-        message = evidence.message or evidence.out_of_memory or failure.reason
-        if not message:
-            message = f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
-        began_at = failure.seen_at if evidence.raised_at is None else evidence.raised_at
-        return error_as_json(message, evidence.traceback or evidence.stacks, began_at + self._wall_offset)
-
-    # --- end of the run -----------------------------------------------------------------------------------------------
+        evidence, code = failure.evidence, failure.exit_code
+        ended = f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+        message = evidence.message or evidence.out_of_memory or failure.reason or ended
+        began_at = failure_began_at(failure) + self._wall_offset
+        return error_as_json(message, evidence.traceback or evidence.stacks, began_at)
 
     def _finished(self, verdict: Verdict) -> list[Event]:
         self._is_over = True
@@ -191,8 +182,6 @@ class EventView:
             )
         )
         return found
-
-    # --- events -------------------------------------------------------------------------------------------------------
 
     def _event(
         self,

@@ -6,23 +6,10 @@
 
 from __future__ import annotations
 
-from tenax.metrics.api import (
-    ConsoleMetricHandler,
-    FanOutMetricHandler,
-    MetricData,
-    MetricHandler,
-    MetricsConfig,
-    MetricStream,
-    NullMetricHandler,
-    configure,
-    get_elapsed_time_ms,
-    getStream,
-    handler_in_use,
-    prof,
-    profile,
-    publish_metric,
-    put_metric,
-)
+from tenax.metrics.api import *  # noqa: F403
+from tenax.metrics.api import FanOutMetricHandler as FanOutMetricHandler
+from tenax.metrics.api import MetricHandler, MetricsConfig, NullMetricHandler, configure
+from tenax.metrics.api import __all__ as _of_api
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,30 +21,6 @@ if TYPE_CHECKING:
     from tenax.metrics._prometheus import PrometheusMetricHandler as PrometheusMetricHandler
     from tenax.metrics._statsd import StatsdMetricHandler as StatsdMetricHandler
 
-__all__ = [
-    "ConsoleMetricHandler",
-    "FanOutMetricHandler",
-    "JsonLinesMetricHandler",
-    "MetricData",
-    "MetricHandler",
-    "MetricStream",
-    "MetricsConfig",
-    "NullMetricHandler",
-    "OpenTelemetryMetricHandler",
-    "PrometheusMetricHandler",
-    "StatsdMetricHandler",
-    "configure",
-    "getStream",
-    "get_elapsed_time_ms",
-    "handler_in_use",
-    "initialize_metrics",
-    "make_handlers",
-    "prof",
-    "profile",
-    "publish_metric",
-    "put_metric",
-]
-
 # Imported on first use: most runs use none of them.
 _HOMES = {
     "JsonLinesMetricHandler": "_by_name",
@@ -66,6 +29,7 @@ _HOMES = {
     "StatsdMetricHandler": "_statsd",
     "make_handlers": "_by_name",
 }
+__all__ = [*_of_api, *_HOMES, "FanOutMetricHandler", "initialize_metrics"]  # noqa: PLE0604 - the names of these lists
 
 _initialized: list[MetricHandler] = []  # created by initialize_metrics
 

@@ -14,7 +14,7 @@ from functools import cache
 from tenax._io.http.message import METHOD_NOT_ALLOWED, NOT_FOUND, OK, Request, Response, text
 from tenax._io.http.server import HttpServer
 from tenax._io.listen import listen
-from tenax.metrics._reading import COUNTER, DURATION, GAUGE, Reading, read
+from tenax.metrics._reading import COUNTER, DURATION, GAUGE, MEASURED, Reading, read
 from tenax.metrics.api import MetricData, MetricHandler
 
 DEFAULT_PORT = 9464
@@ -113,24 +113,17 @@ class _Family:
 
 @cache
 def _meanings() -> dict[str, str]:
-    from tenax.metrics._measured import MEASURED
-    from tenax.metrics.api import MetricData
-
     found: dict[str, str] = {}
     for row in MEASURED:
         reading = read(MetricData(0, row.group, row.name, 0))
         is_call = "function" in reading.labels  # one family for all functions
-        meaning = _OF_CALLS[reading.kind] if is_call else row.meaning
-        found[_family_name(row.group, reading)] = meaning
+        found[_family_name(row.group, reading)] = _OF_CALLS[reading.kind] if is_call else row.meaning
     return found
 
 
 def _family_name(group: str, reading: Reading) -> str:
     unit = f"_{reading.unit}" if reading.unit else ""
     return plain(f"{group}_{reading.name}{unit}{_ENDINGS[reading.kind]}")
-
-
-# --- text format 0.0.4 ------------------------------------------------------------------------------------------------
 
 
 def plain(name: str) -> str:

@@ -4,7 +4,7 @@
   both have a ``.duration.ms``.
 - TorchElastic repeats values whenever it polls its workers; here they are reported when they change. The previous state
   of the workers is set to 0, so that the last values are the current ones.
-- The group ``tenax`` has metrics that TorchElastic lacks. ``_measured.py`` lists all names.
+- The group ``tenax`` has metrics that TorchElastic lacks. ``_reading.py`` lists all names.
 
 V1  No duration is negative.
 V2  Every span ends once, at the latest with the run.
@@ -20,7 +20,7 @@ from tenax._core.agent import AgentState, Phase
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import AgentSettings, Assignment, Diagnosis, Outcome, Verdict, WorkerPhase, assert_never
-from tenax.metrics._measured import CALLS
+from tenax.metrics._reading import CALLS
 from tenax.metrics.api import TORCHELASTIC, MetricData
 
 TENAX = "tenax"
@@ -55,7 +55,7 @@ class MetricView:
         if before is Phase.ENDED:
             return []
         if RUN not in self._spans:
-            self._begin(RUN, at)
+            self._spans[RUN] = at
             self._put("running", 0, TENAX)  # covers the time before the first generation
         for command in sent:
             if isinstance(command, commands.StartWorkers):
@@ -75,17 +75,14 @@ class MetricView:
             self._ended(state.verdict)
         return self._found
 
-    # --- steps --------------------------------------------------------------------------------------------------------
-
     def _joining(self, before: Phase, state: AgentState) -> None:
         """The node is ready for a generation: the first, or the next."""
-        self._begin(INITIALIZE, self._at)
-        self._begin(RENDEZVOUS, self._at)
+        self._spans[INITIALIZE] = self._spans[RENDEZVOUS] = self._at
         if before is Phase.NEW:
             return
         # A node whose workers had all succeeded is called back without stopping any.
         stopped_at = state.last.stop.since if before is Phase.STOPPING else self._at
-        self._begin(RESTART, stopped_at)
+        self._spans[RESTART] = stopped_at
         if self._interrupted is None:
             first = min((failure.seen_at for failure in state.failures), default=stopped_at)
             since = max(state.last.formed_at, min(first, stopped_at))
@@ -94,14 +91,13 @@ class MetricView:
     def _generation_formed(self, part: Assignment) -> None:
         self._put("forming_ms", self._ms_since(self._spans[RENDEZVOUS]), TENAX)
         self._end(RENDEZVOUS)
-        self._begin(ASSIGN, self._at)
+        self._spans[ASSIGN] = self._at
         self._end(ASSIGN)
         self._put("generation", part.generation, TENAX)
         self._put("world_size", part.world_size, TENAX)
         self._put("nodes", part.group_world_size, TENAX)
         self._check_budget(part.restarts_used, is_new=True)
-        self._begin(START, self._at)
-        self._begin(MONITOR, self._at)
+        self._spans[START] = self._spans[MONITOR] = self._at
 
     def _check_starting(self, state: AgentState) -> None:
         """End the start spans once every worker has started or failed to."""
@@ -133,7 +129,7 @@ class MetricView:
 
     def _check_stopping(self, before: Phase, state: AgentState) -> None:
         if before is Phase.RUNNING and state.phase is Phase.STOPPING:
-            self._begin(STOP, state.last.stop.since)
+            self._spans[STOP] = state.last.stop.since
         if STOP in self._spans and state.cleared:
             self._end(STOP)
 
@@ -176,8 +172,6 @@ class MetricView:
             self._remaining_restarts = remaining
             self._put_of_workers("remaining_restarts", remaining)
 
-    # --- end of the run -----------------------------------------------------------------------------------------------
-
     def _ended(self, verdict: Verdict) -> None:
         has_result = verdict.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
         if has_result:
@@ -196,15 +190,9 @@ class MetricView:
         left = max(0, budget - verdict.restarts_used)
         self._put_of_workers("flakiness", 100 if failed else int(100 - 100 * (left + 1) / (budget + 1)))
         self._put_of_workers("run_total", 1)
-        self._put_of_workers("run_success_with_retries", int(not failed and retried))
-        self._put_of_workers("run_success_no_retries", int(not failed and not retried))
-        self._put_of_workers("run_failed_with_retries", int(failed and retried))
-        self._put_of_workers("run_failed_no_retries", int(failed and not retried))
-
-    # --- values -------------------------------------------------------------------------------------------------------
-
-    def _begin(self, span: str, at: float) -> None:
-        self._spans[span] = at
+        for end, is_so in (("success", not failed), ("failed", failed)):
+            self._put_of_workers(f"run_{end}_with_retries", int(is_so and retried))
+            self._put_of_workers(f"run_{end}_no_retries", int(is_so and not retried))
 
     def _end(self, span: str, is_good: bool = True) -> None:
         since = self._spans.pop(span, None)

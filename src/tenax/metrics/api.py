@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+from tenax._io.handler_names import close_all
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
@@ -95,20 +97,17 @@ class FanOutMetricHandler(MetricHandler):
         self.handlers = tuple(handlers)
 
     def emit(self, metric_data: MetricData) -> None:
-        self._each(lambda handler: handler.emit(metric_data))
-
-    def close(self) -> None:
-        # A handler written for TorchElastic may have no `close`.
-        self._each(lambda handler: getattr(handler, "close", lambda: None)())
-
-    def _each(self, act: Callable[[MetricHandler], object]) -> None:
         errors = []
         for handler in self.handlers:
             try:
-                act(handler)
+                handler.emit(metric_data)
             except Exception as error:  # raised below, after the other handlers
                 errors.append(error)
         if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        if errors := close_all(self.handlers):
             raise errors[0]
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 MARK = "TENAX_RECORD_UNCAUGHT"

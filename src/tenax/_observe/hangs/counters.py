@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from tenax._core.hang import ProcessCounters, Thread
 from tenax._processes.descendants import descendants
@@ -59,19 +60,9 @@ class CounterReader:
         threads = self._read_threads(alive) if (is_still or closely) and has_threads else None
         # Without scheduler statistics of the kernel, all counts are 0 although CPU time was used.
         has_statistics = threads is None or ticks == 0 or any(thread.runs for thread in threads.values())
-        return ProcessCounters(
-            read_bytes,
-            written_bytes,
-            calls,
-            main_calls,
-            disk_bytes,
-            faults,
-            len(alive),
-            is_stopped,
-            threads,
-            ticks * _TICK_S,
-            has_threads and has_statistics,
-        )
+        sums = (read_bytes, written_bytes, calls, main_calls, disk_bytes, faults)
+        is_complete = has_threads and has_statistics
+        return ProcessCounters(*sums, len(alive), is_stopped, threads, ticks * _TICK_S, is_complete)
 
     def _read_threads(self, pids: list[int]) -> dict[int, Thread] | None:
         """Return all threads by id; None if the system has no statistics. Waits are counted for busy threads only."""
@@ -127,10 +118,9 @@ def _values(io: bytes) -> list[int]:
 
 
 def _thread_ids(pid: int) -> list[str]:
-    try:
+    with suppress(OSError):  # it is gone; the next read detects that
         return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []  # it is gone; the next read detects that
+    return []
 
 
 def _waits(path: str) -> int | None:

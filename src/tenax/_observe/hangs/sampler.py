@@ -10,25 +10,22 @@ fails, it reports that once, and the run continues without it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from tenax._core import commands, events
+from tenax._core.agent import AgentState
 from tenax._core.agent_state import Phase, global_rank
 from tenax._core.hang import HangDetector, Sample, Scopes
-from tenax._core.model import WorkerPhase, truncate_stacks
-from tenax._core.requests import WorkerStacks
-from tenax._io.loop import NO_TIMER
+from tenax._core.messages import WorkerProgress
+from tenax._core.model import AgentSettings, WorkerPhase, truncate_stacks
+from tenax._core.requests import StacksRequest, WorkerStacks
+from tenax._io.loop import NO_TIMER, Loop
 from tenax._observe.hangs.counters import CounterReader, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tenax._core.agent import AgentState
-    from tenax._core.messages import WorkerProgress
-    from tenax._core.model import AgentSettings
-    from tenax._core.requests import StacksRequest
     from tenax._io.interfaces import Reply
-    from tenax._io.loop import Loop
     from tenax._node.journal import Step
     from tenax._node.worker_logs import WorkerLogs
 
@@ -43,11 +40,7 @@ class Sampler:
     """Samples one node for a whole run. Call ``observe`` after every step of the agent machine."""
 
     def __init__(
-        self,
-        settings: AgentSettings,
-        loop: Loop,
-        logs: WorkerLogs,
-        scopes: Callable[[], Mapping[int, Scopes]] = dict,
+        self, settings: AgentSettings, loop: Loop, logs: WorkerLogs, scopes: Callable[[], Mapping[int, Scopes]] = dict
     ) -> None:
         """``scopes``: returns the watchdog's timer scopes by local rank."""
         self._loop = loop
@@ -100,8 +93,6 @@ class Sampler:
             return
         self._timer = self._loop.at(now + self._interval_s, self._on_timer)
 
-    # --- samples ------------------------------------------------------------------------------------------------------
-
     def _take_samples(self, now: float) -> None:
         progress, scopes = {each.local_rank: each for each in self._logs.progress()}, self._scopes()
         samples = [
@@ -119,7 +110,6 @@ class Sampler:
         self._loop.post(events.QuietSeen(self._generation, reading.since, reading.why, reading.stopped))
 
     def _running(self) -> dict[int, int]:
-        """Return the pids of the running workers, by local rank."""
         workers = self._state.workers.values() if self._state is not None else ()
         return {each.local_rank: each.pid for each in workers if each.phase is WorkerPhase.RUNNING and each.pid}
 
@@ -134,8 +124,6 @@ class Sampler:
         step = progress.last_step if has_stepped else None
         first = progress.first_step, progress.first_at
         return Sample(rank, counters, step, progress.last_at, *first, progress.phase, scopes)
-
-    # --- stacks -------------------------------------------------------------------------------------------------------
 
     def _stacks_file(self, rank: int) -> str:
         from tenax._processes.stacks import stacks_file
@@ -203,20 +191,16 @@ class Sampler:
 
 
 def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size if path else 0
-    except OSError:
-        return 0
+    with suppress(OSError):
+        return os.stat(path).st_size
+    return 0
 
 
 def _text(path: str, begin: int, end: int) -> str:
-    try:
+    with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError:
-        return ""
-    try:
-        return os.pread(descriptor, end - begin, begin).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
+        try:
+            return os.pread(descriptor, end - begin, begin).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
+    return ""

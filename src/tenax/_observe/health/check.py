@@ -92,9 +92,6 @@ class AgentLiveness:
         )
 
 
-# --- judging ----------------------------------------------------------------------------------------------------------
-
-
 class HealthVerdict(msgspec.Struct, frozen=True):
     is_good: bool
     why: str
@@ -147,9 +144,6 @@ def has_running_workers(state: AgentState) -> bool:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
-
-
-# --- the check of a run -----------------------------------------------------------------------------------------------
 
 
 class HealthCheck:

@@ -162,12 +162,9 @@ class GPUHealthCheckServer(HealthCheckServer):
         if not self._gpu_monitoring_enabled:
             return {"error": "GPUs are not checked: enable_gpu_monitoring is False"}
         check, gpus = self._gpu_check, self._gpus
-        if self._check_error:
-            return {"error": self._check_error}
-        if check is None:
-            return {"error": "GPUs have not been checked yet"}
-        if check.why_not:
-            return {"error": check.why_not}
+        if self._check_error or check is None or check.why_not:
+            unknown = "GPUs have not been checked yet" if check is None else check.why_not
+            return {"error": self._check_error or unknown}
         return {
             "enabled": check.enabled,
             "device_index": self._gpu_device_index,

@@ -67,7 +67,6 @@ def cell(value: object, kind: str = "n") -> str:
 
 
 def cells(*values: object) -> list[str]:
-    """Return table cells that stay on one line."""
     return [cell(value) for value in values]
 
 
@@ -75,9 +74,8 @@ def badge(outcome: str) -> str:
     """Return the outcome with a symbol, so that it does not depend on colour."""
     if not outcome:
         return '<span class="badge neutral">&#8230; no end known</span>'
-    mark, kind = ("&#10003;", "good") if outcome == "succeeded" else ("&#10007;", "bad")
-    if outcome == "cancelled":
-        mark, kind = "&#9632;", "neutral"
+    known = {"succeeded": ("&#10003;", "good"), "cancelled": ("&#9632;", "neutral")}
+    mark, kind = known.get(outcome, ("&#10007;", "bad"))
     return f'<span class="badge {kind}">{mark} {text(outcome_label(outcome))}</span>'
 
 

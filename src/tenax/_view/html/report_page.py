@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tenax._core.ledger import Spent
 from tenax._core.text import format_duration
 from tenax._view.history import RunHistory
 from tenax._view.html import page as html
@@ -55,10 +56,7 @@ def _facts(summary: Summary) -> str:
     pairs += [(outcome_label(each.name), str(each.count)) for each in summary.outcomes]
     spent = summary.goodput.spent
     if spent.total_s > 0:
-        pairs += [
-            ("time", format_duration(spent.total_s)),
-            ("training", percent(spent.training_s, spent.total_s)),
-        ]
+        pairs += [("time", format_duration(spent.total_s)), ("training", percent(spent.training_s, spent.total_s))]
     pairs.append(("restarts", str(sum(run.restarts_used for run in summary.runs))))
     if summary.goodput.lost_steps:
         pairs.append(("steps repeated", f"{summary.goodput.lost_steps:,}"))
@@ -76,12 +74,9 @@ def _runs(summary: Summary) -> str:
 
 def _run(run: RunLine) -> list[list[str]]:
     """Return a row of figures and a row of text below it."""
-    spent = run.goodput.spent if run.goodput is not None else None
-    trained = percent(spent.training_s, spent.total_s) if spent is not None and spent.total_s > 0 else ""
-    hung, lost = (
-        format_duration(seconds) if seconds > 0 else ""
-        for seconds in ((spent.hung_s, spent.lost_s) if spent is not None else (0.0, 0.0))
-    )
+    spent = run.goodput.spent if run.goodput is not None else Spent()
+    trained = percent(spent.training_s, spent.total_s) if spent.total_s > 0 else ""
+    hung, lost = (format_duration(seconds) if seconds > 0 else "" for seconds in (spent.hung_s, spent.lost_s))
     figures = [
         f'<th scope="row">{html.text(run.run_id)}</th>',
         f'<td class="n">{html.badge(run.outcome)}</td>',

@@ -94,9 +94,6 @@ def _spent(history: RunHistory) -> str:
     )
 
 
-# --- lanes ------------------------------------------------------------------------------------------------------------
-
-
 def _lanes(history: RunHistory) -> str:
     lanes, is_cut = lanes_of(history)
     workers = sum(1 for lane in lanes if "w" in lane)
@@ -171,9 +168,6 @@ def _worker(each: WorkerSpan, t: Any) -> list[Any]:
     code = f" ({exit_summary(each.exit_code)})" if each.exit_code else ""
     text = f"rank {each.rank}{ended}{code}, generation {each.generation}, pid {each.pid}"
     return [_COLOURS.get(each.ended, "idle"), t(each.since), t(each.until), text]
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def _after(history: RunHistory, at: float | None) -> str:

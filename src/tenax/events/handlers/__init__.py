@@ -185,9 +185,6 @@ def _refuse_argument(name: str, argument: str) -> None:
         raise UnknownHandler(f"the event handler {name!r} takes no argument")
 
 
-# --- handlers ---------------------------------------------------------------------------------------------------------
-
-
 class ConsoleEventHandler(EventHandler):
     """Writes whole lines to ``stream``, and flushes; None: to the current ``sys.stderr``.
 
