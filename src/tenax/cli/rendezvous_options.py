@@ -41,7 +41,9 @@ def many_node_rendezvous(
     """Return the backend, endpoint and settings of the rendezvous."""
     backend = _backend(flags)
     if backend not in MANY_NODES_BACKENDS:
-        _check_third_party_flags(flags)
+        for dest in ("master_addr", "master_port", "node_rank"):
+            whose = "tenax's own backends" if dest == "node_rank" else "the static backend"
+            flags.drop(dest, "rdzv_backend", why=f"{flags.name(dest)} is for {whose}")
         return backend, flags["rdzv_endpoint"], settings
     endpoint = _etcd_endpoint(flags) if backend in ETCD_BACKENDS else _tcp_endpoint(flags, settings)
     is_static = backend == "static" and flags.typed("rdzv_backend")
@@ -49,16 +51,15 @@ def many_node_rendezvous(
         why = "static needs a fixed number of nodes"
         raise UsageError(flags.conflict("rdzv_backend", "nnodes", why, "use '--rdzv-backend tcp'"))
     _decide_rank(flags, least, most, settings, environ)
-    if is_static and "rank" not in settings:
-        raise UsageError(
-            f"{flags.quote('rdzv_backend')} needs the rank of each node; add --node-rank, or use '--rdzv-backend tcp', "
-            "which assigns ranks"
-        )
     if backend == "static" and "rank" not in settings:
+        if is_static:
+            raise UsageError(
+                f"{flags.quote('rdzv_backend')} needs the rank of each node; add --node-rank, or use '--rdzv-backend "
+                "tcp', which assigns ranks"
+            )
         backend = "tcp"
     if "is_host" in settings:
-        is_elected = backend in ETCD_BACKENDS
-        server = "the elected node" if is_elected else f"the node that can listen at {endpoint}"
+        server = "the elected node" if backend in ETCD_BACKENDS else f"the node that can listen at {endpoint}"
         flags.notes.append(f"is_host in {flags.name('rdzv_conf')} has no effect: {server} serves the coordinator")
     return backend, endpoint, settings
 
@@ -74,16 +75,6 @@ def _backend(flags: FlagValues) -> str:
     if backend == "local":
         raise UsageError(flags.conflict("rdzv_backend", "nnodes", "local is for one node"))
     return backend
-
-
-def _check_third_party_flags(flags: FlagValues) -> None:
-    for dest, whose in (
-        ("master_addr", "the static backend"),
-        ("master_port", "the static backend"),
-        ("node_rank", "tenax's own backends"),
-    ):
-        why = f"{flags.name(dest)} is for {whose}"
-        flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
 
 
 # --- endpoint ---------------------------------------------------------------------------------------------------------
@@ -152,10 +143,18 @@ def _decide_rank(
     flags: FlagValues, least: int, most: int, settings: dict[str, Any], environ: Mapping[str, str]
 ) -> None:
     """Set ``rank``, or ``node_order`` where the number of nodes may change, if the node's rank was given."""
-    _merge_rank(flags, settings)
-    if "rank" not in settings:
+    text = settings.get("rank")
+    if text is not None:
+        if not text.isdecimal():
+            raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number, at least 0, not {text!r}")
+        if flags.given("node_rank") and int(text) != flags["node_rank"]:
+            raise UsageError(
+                f"{flags.quote('node_rank')} and rank={text} in {flags.name('rdzv_conf')} are different ranks; remove "
+                "one of them"
+            )
+    elif not flags.given("node_rank"):
         return
-    rank = settings["rank"]
+    rank = settings["rank"] = flags["node_rank"] if text is None else int(text)
     dest = "node_rank" if flags.given("node_rank") else "rdzv_conf"
     given = flags.quote("node_rank") if dest == "node_rank" else f"rank={rank} in {flags.name('rdzv_conf')}"
     order = settings.get("node_order") or environ.get(ORDER_VARIABLE, "")
@@ -181,20 +180,3 @@ def _decide_rank(
             raise UsageError(f"{given} is out of range: the {most} nodes have the ranks {numbers}")
         flags.notes.append(f"{given} is ignored because of {flags.quote('nnodes')}")
         del settings["rank"]
-
-
-def _merge_rank(flags: FlagValues, settings: dict[str, Any]) -> None:
-    """Set ``rank`` from --node-rank or --rdzv-conf, which must not differ."""
-    text = settings.get("rank")
-    if text is not None:
-        if not text.isdecimal():
-            raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number, at least 0, not {text!r}")
-        settings["rank"] = int(text)
-    if not flags.given("node_rank"):
-        return
-    if text is not None and settings["rank"] != flags["node_rank"]:
-        raise UsageError(
-            f"{flags.quote('node_rank')} and rank={text} in {flags.name('rdzv_conf')} are different ranks; remove one "
-            "of them"
-        )
-    settings["rank"] = flags["node_rank"]
