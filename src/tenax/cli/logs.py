@@ -17,9 +17,9 @@ from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
 from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import Arguments, NoSuchJob
 from tenax.cli.flags import UsageError
-from tenax.cli.job import SELECTOR_HELP, RunHasEnded, find_job, job_selector, parse_job_arguments
-from tenax.cli.run import allows_colour, print_page, print_stderr
-from tenax.cli.status import is_reader_gone, is_terminal
+from tenax.cli.job import SELECTOR_HELP, JobSelector, RunHasEnded, find_job, parse_job_arguments
+from tenax.cli.run import allows_colour, is_terminal, print_page, print_stderr
+from tenax.cli.status import is_reader_gone
 
 LOGS_USAGE = f"""\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr]
@@ -76,7 +76,7 @@ def logs(argv: Sequence[str]) -> int:
         if follows:
             raise UsageError("--follow needs a run that is running, not a folder")
         return _show_folders(folders, choice, page)
-    selector = job_selector(arguments)
+    selector = JobSelector.of(arguments)
     try:
         job = find_job(selector)
     except RunHasEnded as error:
@@ -220,9 +220,9 @@ class Page:
 
     def end_line(self) -> None:
         """Start a new line on the terminal, after the ``^C`` that it shows for Ctrl-C."""
-        if is_terminal():
+        if is_terminal(sys.stdout):
             print_page("\n")
-        elif sys.stderr is not None and sys.stderr.isatty():
+        elif is_terminal(sys.stderr):
             print_stderr("")
 
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:

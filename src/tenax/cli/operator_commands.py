@@ -19,7 +19,7 @@ from tenax._failures.exit_codes import FAILED
 from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.command import Arguments
 from tenax.cli.flags import UsageError
-from tenax.cli.job import SELECTOR_HELP, Job, find_job, job_selector, parse_job_arguments
+from tenax.cli.job import SELECTOR_HELP, Job, JobSelector, find_job, parse_job_arguments
 from tenax.cli.run import print_page, print_stderr
 from tenax.cli.terminal_table import counted
 
@@ -129,7 +129,7 @@ def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
 
 def _do(arguments: Arguments, request: AnyRequest, plan: Callable[[Job, RunStatus], str]) -> int:
     """Send the request once the user has confirmed the plan, and with --wait, wait until the agent has exited."""
-    with find_job(job_selector(arguments)) as job, ExitStack() as stack:
+    with find_job(JobSelector.of(arguments)) as job, ExitStack() as stack:
         waits = "--wait" in arguments.switches
         agent = _pidfd_of_agent(job) if waits else -1  # before the agent can exit and its pid be reused
         if agent >= 0:

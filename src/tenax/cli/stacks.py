@@ -14,7 +14,7 @@ from tenax._core.text import harmless
 from tenax._view.status import RunStatus
 from tenax.cli.command import NoSuchJob, print_json
 from tenax.cli.flags import UsageError
-from tenax.cli.job import SELECTOR_HELP, TIMEOUT_S, Job, decode, find_job, job_selector, parse_job_arguments
+from tenax.cli.job import SELECTOR_HELP, TIMEOUT_S, Job, JobSelector, decode, find_job, parse_job_arguments
 from tenax.cli.run import print_page
 
 _NATIVE_TIMEOUT_S = 60.0
@@ -39,7 +39,7 @@ def stacks(argv: Sequence[str]) -> int:
     wanted = arguments.values.get("--rank", "")
     if wanted and not (wanted.isdecimal() and len(wanted) < 8):
         raise UsageError(f"--rank {wanted}: expected the number of a rank, as shown by 'tenax status'")
-    with find_job(job_selector(arguments)) as job:
+    with find_job(JobSelector.of(arguments)) as job:
         found = _ask(job, int(wanted) if wanted else -1, native="--native" in arguments.switches)
     if "--json" in arguments.switches:
         return print_json(found)
