@@ -7,14 +7,13 @@ an older tenax, or copied without them) are shown one after another, with a note
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import msgspec
 
 from tenax._core.commands import StartWorkers
 from tenax._core.requests import LogsRequest
 from tenax._core.text import some_of
-from tenax._logs.query import Query, QueryResult, Source, following, last
+from tenax._logs.query import Query, Source, following, last
 from tenax._logs.times import times_path
 from tenax._node.journal import JournalUnreadable, read_journal
 from tenax._node.log_queries import STREAMS, RankSet, shown
@@ -43,48 +42,28 @@ def lines_of(folders: list[str], choice: LogsRequest, page: Page) -> None:
     logs = [log for folder in run_folders(folders) for log in logs_in(folder)]
     if not logs:
         raise NoSuchJob("the run wrote no log files; 'tenax run --redirects 3' or '--tee 3' writes them")
-    chosen = _chosen(logs, choice)
+    ranks, generation = RankSet(choice.ranks), choice.generation or max(log.generation for log in logs)
+    chosen = [
+        log
+        for log in logs
+        if log.rank in ranks and generation in (-1, log.generation) and choice.stream in ("", log.stream)
+    ]
     without = sum(
         bool(os.path.getsize(log.path)) and not os.path.exists(times_path(os.fsencode(log.path))) for log in chosen
     )
     if without and len(chosen) > 1:
         page.note(f"{without} files have no times; they are shown first, one after another")
-    if choice.last >= 0:
-        _show(chosen, _query(chosen, choice, [-1] * len(chosen), last), page)
-        return
-    positions = [0] * len(chosen)
-    while chosen and not page.is_closed:
-        result = _query(chosen, choice, positions, following)
-        _show(chosen, result, page)
-        positions = result.positions
-        if not result.is_more:
-            break
-
-
-def _chosen(logs: list[WorkerLog], choice: LogsRequest) -> list[WorkerLog]:
-    ranks = RankSet(choice.ranks)
-    generation = choice.generation or max(log.generation for log in logs)
-    return [
-        log
-        for log in logs
-        if log.rank in ranks and generation in (-1, log.generation) and choice.stream in ("", log.stream)
-    ]
-
-
-def _query(
-    chosen: list[WorkerLog], choice: LogsRequest, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
-) -> QueryResult:
     query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
-    sources = [
-        Source(group=log.generation, path=os.fsencode(log.path), in_memory=False, start=start)
-        for log, start in zip(chosen, starts, strict=True)
-    ]
-    return how(sources, query)
-
-
-def _show(chosen: list[WorkerLog], result: QueryResult, page: Page) -> None:
-    page.show(LogLine(line.at, *chosen[line.source].which, shown(line.text)) for line in result.lines)
-    page.leave_out(LeftOut(*chosen[index].which, count, why) for index, count, why in result.left_out)
+    positions, is_more = [0 if choice.last < 0 else -1] * len(chosen), bool(chosen)
+    while is_more and not page.is_closed:
+        sources = [
+            Source(group=log.generation, path=os.fsencode(log.path), in_memory=False, start=position)
+            for log, position in zip(chosen, positions, strict=True)
+        ]
+        result = following(sources, query) if choice.last < 0 else last(sources, query)
+        page.show(LogLine(line.at, *chosen[line.source].which, shown(line.text)) for line in result.lines)
+        page.leave_out(LeftOut(*chosen[index].which, count, why) for index, count, why in result.left_out)
+        positions, is_more = result.positions, result.is_more and choice.last < 0
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -115,7 +94,10 @@ def logs_in(folder: str) -> list[WorkerLog]:
     """Return the log files in a run's folder by generation and rank. Raises ``UsageError``."""
     logs: list[WorkerLog] = []
     attempts: dict[int, int] = {}  # number of folders by restart count
-    for journal in _journals(folder):
+    journals = 0
+    # One for each run that has used the folder.
+    while os.path.exists(journal := os.path.join(folder, f"journal.{journals}.jsonl" if journals else _JOURNAL)):
+        journals += 1
         _, starts, workers = _read(journal)
         for start in starts:
             assignment = start.assignment
@@ -129,14 +111,6 @@ def logs_in(folder: str) -> list[WorkerLog]:
                         rank = assignment.first_global_rank + local_rank
                         logs.append(WorkerLog(path, assignment.generation, rank, local_rank, stream))
     return logs
-
-
-def _journals(folder: str) -> list[str]:
-    """Return the journals in a folder: one for each run that has used it."""
-    found = [os.path.join(folder, _JOURNAL)]
-    while os.path.exists(path := os.path.join(folder, f"journal.{len(found)}.jsonl")):
-        found.append(path)
-    return found
 
 
 def _read(path: str) -> tuple[str, list[StartWorkers], int]:
