@@ -83,12 +83,12 @@ def parse_question(argv: Sequence[str]) -> Question:
     if not arguments.positional:
         raise UsageError("no socket or folder given")
     path, handler, *rest = [*arguments.positional, ""] if len(arguments.positional) == 1 else arguments.positional
-    wrong = next((arg for arg in rest if arg.find("=") < 1), None)
-    if wrong is not None:
-        raise UsageError(f"{wrong!r} is not a parameter; write NAME=VALUE")
-    params = tuple((name, value) for name, _, value in (arg.partition("=") for arg in rest))
+    for arg in rest:
+        if arg.find("=") < 1:
+            raise UsageError(f"{arg!r} is not a parameter; write NAME=VALUE")
     if "=" in handler:
         raise UsageError(f"{handler!r} is not a handler; write the handler's name before its parameters")
+    params = tuple((name, value) for name, _, value in (arg.partition("=") for arg in rest))
     timeout = arguments.values.get("--timeout")
     return Question(path, handler, params, seconds(timeout, "--timeout") if timeout else _TIMEOUT_S)
 
@@ -118,7 +118,6 @@ def _sort_key(name: str) -> tuple[str, int, str]:
 
 
 def ask_worker(path: str, question: Question) -> Answer:
-    """Ask one worker."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(question.timeout_s)

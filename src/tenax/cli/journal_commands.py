@@ -55,11 +55,8 @@ workers. Differences between the clocks of hosts are not corrected.
 Exit code 0: written. 1: written, but a journal could not be read; it is named. 2: nothing was written.
 """
 
-_FORMATS = ("html", "perfetto")
-
 
 def report(argv: Sequence[str]) -> int:
-    """Execute ``tenax report ARGV`` and return the exit code."""
     arguments = parse_arguments(argv, switches=("--json",), values=("-o", "--output"))
     found = _read("report", arguments)
     if not found.histories:
@@ -76,19 +73,15 @@ def report(argv: Sequence[str]) -> int:
 
 
 def timeline(argv: Sequence[str]) -> int:
-    """Execute ``tenax timeline ARGV`` and return the exit code."""
     arguments = parse_arguments(argv, values=("-o", "--output", "--format"))
     form = arguments.values.get("--format", "")
-    if form and form not in _FORMATS:
+    if form not in ("", "html", "perfetto"):
         raise UsageError(f"--format takes html or perfetto, not {form!r}")
     found = _read("timeline", arguments)
     if len(found.histories) > 1:
-        runs = ", ".join(each.run_id for each in found.histories[:5])
-        more = ", ..." if len(found.histories) > 5 else ""
-        print_stderr(
-            f"tenax timeline: found {len(found.histories)} runs ({runs}{more}); "
-            "give the journals of one, or use tenax report"
-        )
+        runs = ", ".join(each.run_id for each in found.histories[:5]) + (", ..." if len(found.histories) > 5 else "")
+        advice = "give the journals of one, or use tenax report"
+        print_stderr(f"tenax timeline: found {len(found.histories)} runs ({runs}); {advice}")
     if len(found.histories) != 1:
         return WRONG_USAGE
     (history,) = found.histories

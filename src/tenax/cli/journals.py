@@ -17,6 +17,7 @@ from tenax._node.run_journal import RunHeader, RunStep, read_run_journal
 from tenax._view.history import NodePart, RunHistory, RunPart, histories_of
 from tenax._view.journal_parts import history_of_node, history_of_run
 
+_Journal = tuple[Any, list[Any], Footer | None]
 _MAX_DEPTH = 6
 _MAX_FILES = 10_000
 
@@ -40,17 +41,12 @@ def find_journals(path: str) -> tuple[list[str], str]:
         if folder.count(os.sep) - top >= _MAX_DEPTH:
             folders.clear()
         folders.sort()
-        found += [os.path.join(folder, name) for name in sorted(files) if _is_journal(folder, name)]
+        # Journals of later runs in the same folder have a number in their names. A FIFO would block.
+        names = (name for name in files if name.endswith(".jsonl") and name.startswith(("coordinator", "journal")))
+        found += filter(os.path.isfile, (os.path.join(folder, name) for name in sorted(names)))
         if len(found) > _MAX_FILES:
-            trouble = f"more than {_MAX_FILES} journals below {path!r}; the rest is skipped"
-            return found[:_MAX_FILES], trouble
+            return found[:_MAX_FILES], f"more than {_MAX_FILES} journals below {path!r}; the rest is skipped"
     return found, "" if found else f"no journal (coordinator.jsonl, journal.jsonl) below {path!r}"
-
-
-def _is_journal(folder: str, name: str) -> bool:
-    """Journals of later runs in the same folder have a number in their names. A FIFO is excluded: it would block."""
-    has_name = name.endswith(".jsonl") and name.startswith(("coordinator", "journal"))
-    return has_name and os.path.isfile(os.path.join(folder, name))
 
 
 def read_histories(named: Sequence[str]) -> Found:
@@ -82,16 +78,13 @@ def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: l
         troubles.append(f"{error}; the journal is skipped")
 
 
-def _read(
-    path: str, read: Callable[[str], Any], header: type, step: type, troubles: list[str]
-) -> tuple[Any, list[Any], Footer | None]:
+def _read(path: str, read: Callable[[str], _Journal], header: type, step: type, troubles: list[str]) -> _Journal:
     """Return header, steps and footer, up to the first damaged line. Raises JournalUnreadable."""
     try:
-        found: tuple[Any, list[Any], Footer | None] = read(path)
+        return read(path)
     except JournalUnreadable as error:
         lines = error.beginning
         if not lines or not isinstance(lines[0], header):
             raise
         troubles.append(f"{error}; only the lines before that are used")
-        found = lines[0], [line for line in lines if isinstance(line, step)], None
-    return found
+        return lines[0], [line for line in lines if isinstance(line, step)], None

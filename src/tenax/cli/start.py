@@ -182,13 +182,13 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read
 
 def _connection(values: Mapping[str, str]) -> tuple[str, ...]:
     via = values.get("--via", "ssh")
-    if via not in ("ssh", "srun"):
+    if via == "ssh":
+        return (*shlex.split(values.get("--ssh", "ssh")), *_SSH_OPTIONS)
+    if via != "srun":
         raise UsageError(f"--via takes ssh or srun, not {via!r}")
-    if via == "srun":
-        if "--ssh" in values:
-            raise UsageError("--ssh and --via srun cannot be combined; remove one of them")
-        return ("srun", "--overlap", "--quiet", "-N1", "-n1")
-    return (*shlex.split(values.get("--ssh", "ssh")), *_SSH_OPTIONS)
+    if "--ssh" in values:
+        raise UsageError("--ssh and --via srun cannot be combined; remove one of them")
+    return ("srun", "--overlap", "--quiet", "-N1", "-n1")
 
 
 def _hosts(
@@ -281,15 +281,11 @@ class _Stream(Watchable):
             self._pipe.close()
         return bool(data)
 
-    def read_all(self) -> None:
-        while self.read():
-            pass
-
 
 class _Connection:
     """A process of ssh or srun, and what the guard on its host reports."""
 
-    def __init__(self, plan: Plan, starter: _Starter, name: str, request: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, starter: _Starter, name: str, first: str) -> None:
         self.name = name
         self._python = plan.python
         self._starter = starter
@@ -310,7 +306,8 @@ class _Connection:
             _Stream(self._process.stderr, starter.err, self._on_error),
         )
         self._stdin: Any = self._process.stdin
-        self.send({"marker": self._marker, **request})
+        endpoint = host_name(first) if plan.resolves else ""
+        self.send({"marker": self._marker, "folder": plan.folder, "endpoint": endpoint, "silence_s": _SILENCE_S})
 
     def send(self, request: object = None) -> None:
         """Send a request; None: a heartbeat."""
@@ -326,12 +323,7 @@ class _Connection:
         self._process.kill()
 
     def has_ended(self) -> bool:
-        """Read the rest if the process has ended."""
-        if self._process.poll() is None:
-            return False
-        for stream in self.streams:
-            stream.read_all()
-        return True
+        return self._process.poll() is not None
 
     def why_ended(self) -> str:
         if self._is_checked:
@@ -339,11 +331,6 @@ class _Connection:
         if self._process.returncode == _SSH_FAILED:
             return f"cannot connect: {self._error}"
         return f"cannot start {self._python}: {self._error or 'it printed nothing'}"
-
-    def release(self) -> None:
-        self.close()
-        for stream in self.streams:
-            stream.close()
 
     def _on_output(self, line: bytes) -> None:
         text, marker, report = line.partition(f"{self._marker} ".encode())
@@ -418,7 +405,11 @@ class _Starter:
             case core.Print():
                 self._print(command.text)
             case core.Connect():
-                self._connect(command.host, command.order)
+                name = command.host.name
+                self._started[name] = command.host, command.order
+                connection = self._connections[name] = _Connection(self._plan, self, name, self._first)
+                for stream in connection.streams:
+                    self._loop.watch(stream)
             case core.StartAgent():
                 host, order = self._started[command.host]
                 self._connections[command.host].send(self._plan.agent(host, order, self._first))
@@ -428,15 +419,6 @@ class _Starter:
                 self._connections[command.host].close()
             case core.KillConnection():
                 self._connections[command.host].kill()
-
-    def _connect(self, host: core.Host, order: int) -> None:
-        self._started[host.name] = host, order
-        endpoint = host_name(self._first) if self._plan.resolves else ""
-        request = {"folder": self._plan.folder, "endpoint": endpoint, "silence_s": _SILENCE_S}
-        connection = _Connection(self._plan, self, host.name, request)
-        self._connections[host.name] = connection
-        for stream in connection.streams:
-            self._loop.watch(stream)
 
     def on_checked(self, name: str, found: dict[str, Any]) -> None:
         difference_s = abs(found["time"] - time.time())
@@ -448,13 +430,20 @@ class _Starter:
         """Report connections and scripts that have ended."""
         for name, connection in list(self._connections.items()):
             if connection.has_ended():
-                del self._connections[name]
                 for stream in connection.streams:
-                    self._loop.unwatch(stream)
-                connection.release()
+                    self._read_rest(stream)
+                del self._connections[name]
+                connection.close()
                 self.step(core.Disconnected(name, connection.why_ended()))
         if self._script is not None and self._script.poll() is not None:
             self._on_discovered(self._script)
+
+    def _read_rest(self, stream: _Stream) -> None:
+        """Read what an ended process has written, and close the stream."""
+        while stream.read():
+            pass
+        self._loop.unwatch(stream)
+        stream.close()
 
     def _send_heartbeats(self) -> None:
         for connection in self._connections.values():
@@ -479,8 +468,7 @@ class _Starter:
 
     def _on_discovered(self, script: subprocess.Popen[bytes]) -> None:
         assert self._script_output is not None
-        self._script_output.read_all()
-        self._loop.unwatch(self._script_output)
+        self._read_rest(self._script_output)
         self._script = self._script_output = None
         try:
             if script.returncode:

@@ -155,9 +155,8 @@ class _Watch:
                 self._job = find_job(self._selector)
             except NoSuchJob as error:
                 self._print(str(error))
-                if not self._selector.endpoint and not isinstance(error, NotResponding):
-                    return False
-                if is_reader_gone(_RETRY_S):
+                is_gone = not self._selector.endpoint and not isinstance(error, NotResponding)
+                if is_gone or is_reader_gone(_RETRY_S):
                     return False
             else:
                 return True
@@ -171,6 +170,5 @@ class _Watch:
 
 
 def outcome_message(status: RunStatus) -> str:
-    """Return a message about how the run ended."""
     ended = outcome_text(status.outcome) or "has ended"
     return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")
