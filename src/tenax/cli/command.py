@@ -11,6 +11,7 @@ import msgspec
 
 from tenax._engines.tcp.operator import Declined, OperatorError
 from tenax._failures.exit_codes import FAILED, WRONG_USAGE
+from tenax._node.journal import JournalUnreadable
 from tenax.cli.flags import UsageError, suggestion
 from tenax.cli.run import print_page, print_stderr
 
@@ -61,7 +62,7 @@ def run_subcommand(name: str, argv: Sequence[str], usage: str, command: Callable
         return print_help(usage)
     try:
         return command(argv)
-    except UsageError as error:
+    except (UsageError, JournalUnreadable) as error:
         print_stderr(f"tenax {name}: {error}\ntry: tenax {name} --help")
         return WRONG_USAGE
     except (NoSuchJob, Declined) as error:

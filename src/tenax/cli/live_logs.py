@@ -67,7 +67,6 @@ class Requests:
 
 
 def recent(job: Job, choice: LogsRequest, page: Page) -> None:
-    """Show the lines that exist now."""
     status = job.ask(StatusRequest(), RunStatus)
     nodes = _nodes(status, choice)
     if choice.generation > status.generation:

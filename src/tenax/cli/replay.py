@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from tenax._core.text import counted, format_seconds, one_line
 from tenax._failures.exit_codes import FAILED, SUCCEEDED
-from tenax._node.journal import Footer, JournalUnreadable, kind_of, read_journal
+from tenax._node.journal import Footer, kind_of, read_journal
 from tenax._node.link_journal import read_link_journal
 from tenax._node.run_journal import read_run_journal, replay_run
 from tenax.cli.command import parse_arguments
@@ -37,10 +37,7 @@ def replay(argv: Sequence[str]) -> int:
     path = paths_of(paths[0] if paths else "")[0]
     path = os.path.join(path, "journal.jsonl") if os.path.isdir(path) else path
     replay_kind = {"run header": _replay_coordinator, "link header": _replay_links}.get(kind_of(path), _replay_agent)
-    try:
-        return replay_kind(path)
-    except JournalUnreadable as error:
-        raise UsageError(str(error)) from error
+    return replay_kind(path)
 
 
 def _replay_coordinator(path: str) -> int:
