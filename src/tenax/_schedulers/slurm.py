@@ -197,7 +197,6 @@ def runs_of(name: str, ask: Callable[..., str] = scontrol) -> list[tuple[str, st
 
 
 def _runs(jobs: list[dict[str, str]], steps: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the run id and the endpoint of every run of several nodes."""
     for job in jobs:
         numbers = {job["JobId"], f"{job.get('ArrayJobId')}_{job.get('ArrayTaskId')}"}
         for step in steps:

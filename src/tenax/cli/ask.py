@@ -43,8 +43,6 @@ _CUT_OFF = "the worker exited before it answered"
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The request of the command line."""
-
     path: str  # of a socket or a folder
     handler: str = ""  # empty: list the handlers
     params: tuple[tuple[str, str], ...] = ()
@@ -78,7 +76,6 @@ def ask(argv: Sequence[str]) -> int:
 
 
 def parse_question(argv: Sequence[str]) -> Question:
-    """Parse the command line. Raises ``UsageError``."""
     arguments = parse_arguments(argv, values=("--timeout",))
     if not arguments.positional:
         raise UsageError("no socket or folder given")
@@ -151,7 +148,6 @@ def ask_worker(path: str, question: Question) -> Answer:
 
 
 def _listed(text: str) -> str:
-    """Return the names of the handlers, one per line."""
     try:
         return "\n".join(msgspec.json.decode(text, type=list[str]))
     except DECODE_ERRORS:

@@ -233,7 +233,6 @@ def convert(flag: Flag, text: str, source: str) -> Any:
 
 
 def truth(text: str, source: str) -> bool:
-    """Parse the environment variable of a switch."""
     value = text.strip().lower()
     if value not in _TRUE | _FALSE:
         raise UsageError(f"{source} takes 0, 1, true, false, yes or no, not {text!r}")

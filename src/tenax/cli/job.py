@@ -97,8 +97,6 @@ class RunHasEnded(NoSuchJob):
 
 
 class JobSelector(msgspec.Struct, frozen=True):
-    """The job that a command line refers to."""
-
     run_id: str = ""  # or the pid of an agent; empty: the only run
     endpoint: str = ""  # empty: this host
     backend: str = ""
@@ -133,7 +131,6 @@ class LocalAgent(RunNote, frozen=True):
 
     @property
     def silence(self) -> str:
-        """A message that the agent does not answer, and why."""
         whose = f"the agent of the run {self.run_id!r} (pid {self.pid})" if self.run_id else f"the agent {self.pid}"
         return f"{whose} does not respond: {self.trouble}"
 

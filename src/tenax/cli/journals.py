@@ -23,8 +23,6 @@ _MAX_FILES = 10_000
 
 
 class Found(msgspec.Struct):
-    """The runs in the given files and folders."""
-
     histories: list[RunHistory] = []
     troubles: list[str] = []  # messages about files that could not be read completely
 

@@ -205,7 +205,6 @@ class FlagValues(msgspec.Struct):
         return f"{self.quote(one)} and {self.quote(other)} cannot be combined{f': {why}' if why else ''}; {advice}"
 
     def invalid(self, dest: str, expected: str, text: str) -> UsageError:
-        """Return the error of a flag whose value is not as expected."""
         return UsageError(f"{self.name(dest)} takes {expected}, not {text!r}")
 
     def settle(self, winner: str, loser: str, refusal: str = "", why: str = "") -> None:
@@ -224,9 +223,33 @@ class FlagValues(msgspec.Struct):
     def note_unused(self, loser: str, winner: str) -> None:
         self.notes.append(f"{self.quote(loser)} is ignored because of {self.quote(winner)}")
 
+    def typed_master(self) -> str:
+        """Return --master-port or --master-addr, whichever is on the command line; empty if neither is."""
+        return next((dest for dest in ("master_port", "master_addr") if self.typed(dest)), "")
+
+    def overrides_endpoint(self) -> bool:
+        """Return True if --master-addr or --master-port on the command line overrides the endpoint of a variable."""
+        master = self.typed_master() if self.from_environment("rdzv_endpoint") else ""
+        if master:
+            self.note_unused("rdzv_endpoint", master)
+        return bool(master)
+
+    def other_addresses(self) -> list[tuple[str, str]]:
+        """Return --master-addr and --master-port if they differ from the endpoint, each with a message."""
+        return [
+            (dest, f"{self.quote('rdzv_endpoint')} and {self.quote(dest)} are different addresses; remove one of them")
+            for dest, own in zip(("master_addr", "master_port"), split_endpoint(self["rdzv_endpoint"]), strict=True)
+            if self.given(dest) and str(self[dest]) != own
+        ]
+
+    def check_endpoint(self) -> None:
+        text = self["rdzv_endpoint"]
+        host, port = split_endpoint(text)
+        if text and (not is_host(host) or (port and not (port.isdecimal() and int(port) < 65536))):
+            raise self.invalid("rdzv_endpoint", "HOST or HOST:PORT with a port below 65536", text)
+
 
 def node_range(flags: FlagValues) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes."""
     text = flags["nnodes"]
     first, colon, second = text.partition(":")
     try:
@@ -256,7 +279,7 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         raise UsageError(f"{flags.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
     configs = _settings(flags)
     if backend in ONE_NODE_BACKENDS - ETCD_BACKENDS and configs.get("store_type") != "file":
-        check_endpoint(flags)
+        flags.check_endpoint()
     if flags["standalone"]:
         if flags.given("rdzv_endpoint") and split_endpoint(endpoint)[0].lower() not in _LOOPBACK:
             flags.settle("standalone", "rdzv_endpoint", why="the endpoint is another host")
@@ -269,8 +292,8 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         if flags.typed("rdzv_backend"):
             flags.notes.append(f"{flags.quote('rdzv_backend')} is not used: one node needs no rendezvous")
         return "local", "", configs
-    if endpoint and not overrides_endpoint(flags):
-        for dest, refusal in other_addresses(flags, endpoint):
+    if endpoint and not flags.overrides_endpoint():
+        for dest, refusal in flags.other_addresses():
             flags.settle("rdzv_endpoint", dest, refusal)
         host, port = split_endpoint(endpoint)
     elif _names_master(flags):
@@ -295,44 +318,15 @@ def _prefers_master(flags: FlagValues) -> bool:
     return False
 
 
-def types_master(flags: FlagValues) -> str:
-    """Return --master-port or --master-addr, whichever is on the command line; empty if neither is."""
-    return next((dest for dest in ("master_port", "master_addr") if flags.typed(dest)), "")
-
-
-def overrides_endpoint(flags: FlagValues) -> bool:
-    """Return True if --master-addr or --master-port on the command line overrides the endpoint of a variable."""
-    master = types_master(flags) if flags.from_environment("rdzv_endpoint") else ""
-    if master:
-        flags.note_unused("rdzv_endpoint", master)
-    return bool(master)
-
-
 def _names_master(flags: FlagValues) -> bool:
     """Return True if --master-addr or --master-port sets the rendezvous address of this node's workers."""
     given = [dest for dest in ("master_addr", "master_port") if flags.given(dest)]
     # A cluster's variables describe a job of several nodes. This node runs a job of its own and may not be the master.
-    if not types_master(flags) and (flags["standalone"] or flags["node_rank"] != 0):
+    if not flags.typed_master() and (flags["standalone"] or flags["node_rank"] != 0):
         for dest in given:
             flags.note_unused(dest, "standalone" if flags["standalone"] else "nnodes")
         return False
     return bool(given)
-
-
-def other_addresses(flags: FlagValues, endpoint: str) -> list[tuple[str, str]]:
-    """Return --master-addr and --master-port if they differ from the endpoint, each with a message."""
-    return [
-        (dest, f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} are different addresses; remove one of them")
-        for dest, own in zip(("master_addr", "master_port"), split_endpoint(endpoint), strict=True)
-        if flags.given(dest) and str(flags[dest]) != own
-    ]
-
-
-def check_endpoint(flags: FlagValues) -> None:
-    text = flags["rdzv_endpoint"]
-    host, port = split_endpoint(text)
-    if text and (not is_host(host) or (port and not (port.isdecimal() and int(port) < 65536))):
-        raise flags.invalid("rdzv_endpoint", "HOST or HOST:PORT with a port below 65536", text)
 
 
 def is_host(host: str) -> bool:
@@ -453,7 +447,6 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
 
 
 def _fatal(flags: FlagValues, policy: str | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the exit codes and exceptions after which the job is not restarted."""
     codes, errors = _parts(flags["fatal_exit_codes"]), _parts(flags["fatal_errors"])
     if not all(code.isdecimal() and 1 <= int(code) <= 255 for code in codes):
         expected = "exit codes from 1 to 255 such as '2,64'"

@@ -16,17 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenax.cli.flags import UsageError
-from tenax.cli.options import (
-    ETCD_BACKENDS,
-    MANY_NODES_BACKENDS,
-    FlagValues,
-    check_endpoint,
-    is_host,
-    other_addresses,
-    overrides_endpoint,
-    split_endpoint,
-    types_master,
-)
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, FlagValues, is_host, split_endpoint
 
 _DEFAULT_MASTER_PORT = 29500
 _WILDCARDS = frozenset({"0.0.0.0", "::", "*", "0", "::0"})  # noqa: S104 - recognised, not bound
@@ -69,8 +59,8 @@ def _backend(flags: FlagValues) -> str:
     if not backend:
         raise UsageError(f"{flags.name('rdzv_backend')} needs a name, such as 'tcp' or 'static'")
     is_default = flags.from_environment("rdzv_backend")
-    if is_default and types_master(flags) and backend not in MANY_NODES_BACKENDS - ETCD_BACKENDS:
-        flags.note_unused("rdzv_backend", types_master(flags))
+    if is_default and flags.typed_master() and backend not in MANY_NODES_BACKENDS - ETCD_BACKENDS:
+        flags.note_unused("rdzv_backend", flags.typed_master())
         return "static"
     if backend == "local":
         raise UsageError(flags.conflict("rdzv_backend", "nnodes", "local is for one node"))
@@ -87,11 +77,11 @@ def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
             "'--rdzv-endpoint HOST'"
         )
     endpoint = flags["rdzv_endpoint"].strip()
-    if endpoint and not overrides_endpoint(flags):
-        for dest, refusal in other_addresses(flags, endpoint):  # a cluster's variables are ignored, as under torchrun
+    if endpoint and not flags.overrides_endpoint():
+        for dest, refusal in flags.other_addresses():  # a cluster's variables are ignored, as under torchrun
             flags.drop(dest, "rdzv_endpoint", refusal)
         _check_reachable(flags, "rdzv_endpoint", *split_endpoint(endpoint))
-        check_endpoint(flags)
+        flags.check_endpoint()
         return str(endpoint)
     return _master_address(flags)
 

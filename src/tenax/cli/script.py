@@ -32,7 +32,6 @@ def entrypoint_of(options: Options, interpreter: str) -> tuple[Entrypoint, list[
 
 
 def check_script(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` if the script or program cannot be started."""
     path = environ.get("PATH", os.defpath)
     if options.no_python:
         _check_program(options.script, cwd, path, f"--no-python {options.script}")

@@ -134,7 +134,6 @@ def start_all(plan: Plan) -> int:
 
 
 def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read_file: Callable[[str], str]) -> Plan:
-    """Parse and check the arguments. Raises ``UsageError``."""
     at = argv.index("--") if "--" in argv else len(argv)
     own, run_flags = argv[:at], tuple(argv[at + 1 :])
     arguments = parse_arguments(own, values=_VALUES)
@@ -244,8 +243,6 @@ class _Console:
 
 
 class _Stream(Watchable):
-    """One output of a connection, split into lines."""
-
     def __init__(self, pipe: Any, console: _Console, on_line: Callable[[bytes], None]) -> None:
         self._pipe = pipe
         self._console = console
@@ -427,7 +424,6 @@ class _Starter:
         self.step(core.Checked(name, problem_of(found, self._plan)))
 
     def _reap(self) -> None:
-        """Report connections and scripts that have ended."""
         for name, connection in list(self._connections.items()):
             if connection.has_ended():
                 for stream in connection.streams:

@@ -64,7 +64,6 @@ def status(argv: Sequence[str]) -> int:
 
 
 def _show_ended(error: RunHasEnded, *, as_json: bool) -> int:
-    """Show how a run ended, from its journals on this host."""
     from tenax._view.summary import format_summary, summary_of
     from tenax.cli.journals import read_histories
 

@@ -31,7 +31,6 @@ def plain(text: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the width of the text in cells."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
