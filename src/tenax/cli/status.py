@@ -65,7 +65,7 @@ def status(argv: Sequence[str]) -> int:
 
 def _show_ended(error: RunHasEnded, *, as_json: bool) -> int:
     from tenax._view.summary import format_summary, summary_of
-    from tenax.cli.journals import read_histories
+    from tenax.cli.journal_commands import read_histories
 
     histories = read_histories(error.ended.folders).histories
     if not histories:
