@@ -19,11 +19,9 @@ from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, 
 from tenax.cli.options import FlagValues, Options, decide
 
 # One of these is set where a scheduler may have started this process: those of ``tenax.scheduler``.
-_SCHEDULER_VARIABLES = frozenset(
-    {
-        *("TENAX_SCHEDULER", "TENAX_START", "SLURM_JOB_ID", "LWS_LEADER_ADDRESS", "JOB_COMPLETION_INDEX", "LSB_JOBID"),
-        *("PBS_NODEFILE", "MASTER_ADDR"),
-    }
+_SCHEDULER_VARIABLES = (
+    *("TENAX_SCHEDULER", "TENAX_START", "SLURM_JOB_ID", "LWS_LEADER_ADDRESS", "JOB_COMPLETION_INDEX", "LSB_JOBID"),
+    *("PBS_NODEFILE", "MASTER_ADDR"),
 )
 
 
@@ -35,7 +33,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse and check the arguments of ``tenax run``. Raises ``UsageError`` and ``HelpRequested``."""
     flags = read(argv, environ)
     allocation = None
-    if not _SCHEDULER_VARIABLES.isdisjoint(environ):
+    if any(variable in environ for variable in _SCHEDULER_VARIABLES):
         from tenax.scheduler import find_scheduler
 
         with usage_errors():

@@ -60,14 +60,15 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
     among = f", which is one of {_count(options)}" if options.max_nodes > 1 else ""
     sections = [f"Dry run, nothing is started. The command would run {workers}{flag} on this node{among}.\n"]
     for title, texts in _settings(options, placements, interpreter, cwd, environ):
-        sections += [_title("" if index else title) + text for index, text in enumerate(texts)]
+        sections += [f"{'' if index else title:<{_TITLE_WIDTH}}{text}" for index, text in enumerate(texts)]
     sections += ["", "environment of every worker, added to what is inherited:", *_variables(shared)]
     for rank, environment in enumerate(environments):
         number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
         number = number if options.max_nodes == 1 else "ranks are assigned when all nodes have joined"
-        sections += ["", f"worker {rank}: {number}", "  " + _title("command") + _command(options, interpreter, rank)]
+        command = _command(options, interpreter, rank)
+        sections += ["", f"worker {rank}: {number}", f"  {'command':<{_TITLE_WIDTH}}{command}"]
         if placements.placement is not None and placements.placement.bindings:
-            sections.append("  " + _title("CPUs") + placements.placement.bindings[rank].why)
+            sections.append(f"  {'CPUs':<{_TITLE_WIDTH}}{placements.placement.bindings[rank].why}")
         sections += _variables({name: value for name, value in environment.items() if name not in shared})
     return "\n".join(sections) + "\n"
 
@@ -112,10 +113,6 @@ def _settings(
     yield "threads", [threads]
     placement = placements.placement
     yield "placement", [placement.why.rstrip(".") if placement else "workers may run on any CPU"]
-
-
-def _title(title: str) -> str:
-    return title.ljust(_TITLE_WIDTH)
 
 
 def _nodes(options: Options, environ: Mapping[str, str]) -> Iterable[str]:

@@ -18,14 +18,16 @@ from tenax._node.signals import DEFAULT_SIGNALS
 
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
-WHAT = "what to run"
-MANY = "how many workers"
-STOPPING = "restarts and stopping"
-LOGS = "logs"
-PLACEMENT = "placement"
-NODES = "names and nodes"
-OBSERVING = "observing"
-GROUPS = (WHAT, MANY, STOPPING, LOGS, OBSERVING, PLACEMENT, NODES)
+GROUPS = (
+    "what to run",
+    "how many workers",
+    "restarts and stopping",
+    "logs",
+    "observing",
+    "placement",
+    "names and nodes",
+)
+WHAT, MANY, STOPPING, LOGS, OBSERVING, PLACEMENT, NODES = GROUPS
 
 
 class UsageError(ValueError):

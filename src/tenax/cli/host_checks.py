@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from tenax._logs.specs import LogsSpecs, load_logs_specs
 from tenax._node.job import rendezvous_handler, watchdog_plan
 from tenax._node.workers import decide_placements
 from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, Options
 from tenax.cli.script import check_script
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._logs.specs import LogsSpecs
 
 
 @usage_errors()
@@ -87,9 +84,8 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
                 if os.path.isfile(path):  # a pipe or a device is opened only once, to write the report
                     os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
         except OSError as error:
-            raise UsageError(
-                f"--report {path}: could not write the file: {error.strerror}; use another file"
-            ) from error
+            what = f"could not write the file: {error.strerror}; use another file"
+            raise UsageError(f"--report {path}: {what}") from error
     if sockets := environ.get("TENAX_PRIVATE_DIR"):
         try:
             os.mkdir(sockets, 0o700)
@@ -104,7 +100,5 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
 
 def load_logs_specs_class(name: str | None) -> type[LogsSpecs]:
     """Return the class that decides where logs go. Raises ``UsageError``."""
-    from tenax._logs.specs import load_logs_specs
-
     with usage_errors(f"--logs-specs {name}: "):
         return load_logs_specs(name)

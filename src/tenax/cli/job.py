@@ -47,7 +47,6 @@ TIMEOUT_S = 10.0  # for an answer that does not wait for anything
 _AGENT_TIMEOUT_S = 3.0  # for an agent on this host, which may be stopped
 _SELECTOR_FLAGS = ("--endpoint", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf")
 _MAX_SILENT = 3  # silent agents in one message
-_STOPPED, _TRACED = "T", "t"  # process states in /proc/PID/stat
 
 SELECTOR_HELP = """\
 RUN_ID is the run's id, the beginning of it, or the pid of its agent on this host. It can be omitted if this host has
@@ -329,9 +328,9 @@ def _why_stopped(pid: int) -> str:
             state = file.read().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):  # not visible from this container, or no /proc
         return ""
-    if state == _STOPPED:
+    if state == "T":
         return f"it is stopped (Ctrl-Z, SIGSTOP or a debugger); to continue it: kill -CONT {pid}"
-    return "it is stopped by a debugger" if state == _TRACED else ""
+    return "it is stopped by a debugger" if state == "t" else ""
 
 
 def _nothing_found(run_id: str, agents: list[LocalAgent]) -> NoSuchJob:

@@ -70,9 +70,8 @@ def logs(argv: Sequence[str]) -> int:
     follows = bool(arguments.switches & {"--follow", "-f"})
     page = Page(has_times="--times" in arguments.switches, begins_with_divider=choice.generation < 0)
     if choice.last and not (choice.ranks or choice.stream or choice.containing or choice.since or choice.generation):
-        page.if_nothing = (
-            "the workers of the last generation wrote nothing; '--generation all' also shows the earlier ones"
-        )
+        nothing = "the workers of the last generation wrote nothing"
+        page.if_nothing = f"{nothing}; '--generation all' also shows the earlier ones"
     is_here = "--endpoint" not in arguments.values and "--rdzv-endpoint" not in arguments.values
     folders = [arg for arg in arguments.positional if is_here and is_folder(arg)]
     missing = [arg for arg in arguments.positional if arg not in folders and os.sep in arg]

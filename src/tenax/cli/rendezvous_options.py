@@ -43,10 +43,8 @@ def many_node_rendezvous(
     _decide_rank(flags, least, most, settings, environ)
     if backend == "static" and "rank" not in settings:
         if is_static:
-            raise UsageError(
-                f"{flags.quote('rdzv_backend')} needs the rank of each node; add --node-rank, or use '--rdzv-backend "
-                "tcp', which assigns ranks"
-            )
+            advice = "add --node-rank, or use '--rdzv-backend tcp', which assigns ranks"
+            raise UsageError(f"{flags.quote('rdzv_backend')} needs the rank of each node; {advice}")
         backend = "tcp"
     if "is_host" in settings:
         server = "the elected node" if backend in ETCD_BACKENDS else f"the node that can listen at {endpoint}"
@@ -72,10 +70,8 @@ def _backend(flags: FlagValues) -> str:
 
 def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
     if settings.get("store_type") == "file":
-        raise UsageError(
-            f"store_type=file is not supported for several nodes; remove it from {flags.name('rdzv_conf')} and set "
-            "'--rdzv-endpoint HOST'"
-        )
+        advice = f"remove it from {flags.name('rdzv_conf')} and set '--rdzv-endpoint HOST'"
+        raise UsageError(f"store_type=file is not supported for several nodes; {advice}")
     endpoint = flags["rdzv_endpoint"].strip()
     if endpoint and not flags.overrides_endpoint():
         for dest, refusal in flags.other_addresses():  # a cluster's variables are ignored, as under torchrun
@@ -93,10 +89,8 @@ def _etcd_endpoint(flags: FlagValues) -> str:
         flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", advice=advice))
     endpoint = str(flags["rdzv_endpoint"]).strip()
     if not endpoint:
-        raise UsageError(
-            f"{flags.quote('rdzv_backend')} needs the addresses of etcd; add '--rdzv-endpoint HOST:PORT,HOST:PORT' "
-            "with its members, the same on all nodes"
-        )
+        advice = "add '--rdzv-endpoint HOST:PORT,HOST:PORT' with its members, the same on all nodes"
+        raise UsageError(f"{flags.quote('rdzv_backend')} needs the addresses of etcd; {advice}")
     return endpoint
 
 
@@ -138,10 +132,8 @@ def _decide_rank(
         if not text.isdecimal():
             raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number, at least 0, not {text!r}")
         if flags.given("node_rank") and int(text) != flags["node_rank"]:
-            raise UsageError(
-                f"{flags.quote('node_rank')} and rank={text} in {flags.name('rdzv_conf')} are different ranks; remove "
-                "one of them"
-            )
+            other = f"rank={text} in {flags.name('rdzv_conf')}"
+            raise UsageError(f"{flags.quote('node_rank')} and {other} are different ranks; remove one of them")
     elif not flags.given("node_rank"):
         return
     rank = settings["rank"] = flags["node_rank"] if text is None else int(text)
@@ -149,10 +141,8 @@ def _decide_rank(
     given = flags.quote("node_rank") if dest == "node_rank" else f"rank={rank} in {flags.name('rdzv_conf')}"
     order = settings.get("node_order") or environ.get(ORDER_VARIABLE, "")
     if order and flags.typed(dest):
-        raise UsageError(
-            f"{given} and node_order={order} cannot be combined: one sets the rank of this node, the other its "
-            "position; remove one of them"
-        )
+        why = "one sets the rank of this node, the other its position"
+        raise UsageError(f"{given} and node_order={order} cannot be combined: {why}; remove one of them")
     if order:
         flags.notes.append(f"{given} is ignored because of node_order={order}")
         del settings["rank"]

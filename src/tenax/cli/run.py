@@ -14,8 +14,11 @@ from typing import Any, TextIO
 
 import msgspec
 
+from tenax._core.model import Outcome, Verdict
+from tenax._core.policy import BudgetPolicy, RestartPolicy
 from tenax._core.text import harmless, without_passwords
 from tenax._io.interfaces import RequestRefused
+from tenax._logs.specs import Std
 from tenax._node.job import JobSpec, new_run_id, rendezvous_handler
 from tenax._node.sinks import Sinks, open_sinks
 from tenax.cli.arguments import HelpRequested, parse
@@ -25,8 +28,6 @@ from tenax.cli.script import Entrypoint, entrypoint_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax._core.model import Verdict
-    from tenax._core.policy import RestartPolicy
     from tenax._node.node import Node
     from tenax.cli.options import Options
     from tenax.launcher.api import LaunchConfig
@@ -176,8 +177,6 @@ def _launch_with_polling(job: JobSpec, handler: RendezvousHandler, sinks: Sinks)
 
 def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour: bool) -> str:
     """Return the report for the console; write it as JSON to ``report_path``, if given."""
-    from tenax._core.model import Outcome
-
     if verdict.outcome is Outcome.SUCCEEDED and not report_path:
         return ""
     from shutil import get_terminal_size
@@ -245,14 +244,10 @@ def _restart_policy(options: Options) -> RestartPolicy | None:
             return load_policy(options.policy_name)
     if not options.fatal_exit_codes and not options.fatal_errors:
         return None
-    from tenax._core.policy import BudgetPolicy
-
     return BudgetPolicy(options.fatal_exit_codes, options.fatal_errors)
 
 
 def _logs_specs(options: Options) -> Any:
-    from tenax._logs.specs import Std
-
     def streams(value: int | dict[int, int]) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}
 

@@ -138,9 +138,8 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read
     own, run_flags = argv[:at], tuple(argv[at + 1 :])
     arguments = parse_arguments(own, values=_VALUES)
     if arguments.positional or not run_flags:
-        raise UsageError(
-            "write the flags of 'tenax run' and the script after '--': tenax start --hosts LIST -- train.py"
-        )
+        example = "tenax start --hosts LIST -- train.py"
+        raise UsageError(f"write the flags of 'tenax run' and the script after '--': {example}")
     values = arguments.values
     connect = _connection(values)
     hosts = _hosts(values, connect, environ, read_file)
@@ -290,7 +289,7 @@ class _Connection:
         self._marker = os.urandom(16).hex()
         self._is_checked = False
         self._error = ""  # the last line on stderr before the check
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             plan.guard(name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -299,10 +298,10 @@ class _Connection:
             env=inheritable_environ(),
         )
         self.streams = (
-            _Stream(self._process.stdout, starter.out, self._on_output),
-            _Stream(self._process.stderr, starter.err, self._on_error),
+            _Stream(self.process.stdout, starter.out, self._on_output),
+            _Stream(self.process.stderr, starter.err, self._on_error),
         )
-        self._stdin: Any = self._process.stdin
+        self._stdin: Any = self.process.stdin
         endpoint = host_name(first) if plan.resolves else ""
         self.send({"marker": self._marker, "folder": plan.folder, "endpoint": endpoint, "silence_s": _SILENCE_S})
 
@@ -316,16 +315,10 @@ class _Connection:
         with suppress(BrokenPipeError):
             self._stdin.close()
 
-    def kill(self) -> None:
-        self._process.kill()
-
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
     def why_ended(self) -> str:
         if self._is_checked:
             return "the connection was lost"
-        if self._process.returncode == _SSH_FAILED:
+        if self.process.returncode == _SSH_FAILED:
             return f"cannot connect: {self._error}"
         return f"cannot start {self._python}: {self._error or 'it printed nothing'}"
 
@@ -371,7 +364,7 @@ class _Starter:
                 self._take_event(self._loop.next_event(self._deadline))
         finally:
             for connection in self._connections.values():
-                connection.kill()
+                connection.process.kill()
             if self._script is not None:
                 self._script.kill()
                 self._script.wait()
@@ -395,27 +388,24 @@ class _Starter:
 
     def step(self, event: core.AnyEvent) -> None:
         for command in self._machine.step(event, self._loop.now()):
-            self._carry_out(command)
-
-    def _carry_out(self, command: core.AnyCommand) -> None:
-        match command:
-            case core.Print():
-                self._print(command.text)
-            case core.Connect():
-                name = command.host.name
-                self._started[name] = command.host, command.order
-                connection = self._connections[name] = _Connection(self._plan, self, name, self._first)
-                for stream in connection.streams:
-                    self._loop.watch(stream)
-            case core.StartAgent():
-                host, order = self._started[command.host]
-                self._connections[command.host].send(self._plan.agent(host, order, self._first))
-            case core.SignalAgent():
-                self._connections[command.host].send(command.number)
-            case core.CloseConnection():
-                self._connections[command.host].close()
-            case core.KillConnection():
-                self._connections[command.host].kill()
+            match command:
+                case core.Print():
+                    self._print(command.text)
+                case core.Connect():
+                    name = command.host.name
+                    self._started[name] = command.host, command.order
+                    connection = self._connections[name] = _Connection(self._plan, self, name, self._first)
+                    for stream in connection.streams:
+                        self._loop.watch(stream)
+                case core.StartAgent():
+                    host, order = self._started[command.host]
+                    self._connections[command.host].send(self._plan.agent(host, order, self._first))
+                case core.SignalAgent():
+                    self._connections[command.host].send(command.number)
+                case core.CloseConnection():
+                    self._connections[command.host].close()
+                case core.KillConnection():
+                    self._connections[command.host].process.kill()
 
     def on_checked(self, name: str, found: dict[str, Any]) -> None:
         difference_s = abs(found["time"] - time.time())
@@ -425,7 +415,7 @@ class _Starter:
 
     def _reap(self) -> None:
         for name, connection in list(self._connections.items()):
-            if connection.has_ended():
+            if connection.process.poll() is not None:
                 for stream in connection.streams:
                     self._read_rest(stream)
                 del self._connections[name]
