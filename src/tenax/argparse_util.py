@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from tenax.cli.flags import truth
@@ -18,13 +17,7 @@ __all__ = ["check_env", "env"]
 
 
 class _Setting(argparse.Action):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse decides the signature
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
+    def __call__(self, _parser: Any, namespace: Any, values: Any, _option_string: Any = None) -> None:
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 

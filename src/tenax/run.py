@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tenax._failures.error_handler import record
 from tenax.cli.arguments import HelpRequested, read
-from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
+from tenax.cli.flags import FLAGS, Flag, OutOfRange, UsageError, convert
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import FlagValues, Options, decide
 from tenax.cli.run import check, launch_arguments, print_dry_run, print_usage_error, resolve
@@ -65,23 +66,20 @@ def get_args_parser() -> argparse.ArgumentParser:
         more: dict[str, Any] = {"choices": flag.choices or None}
         if flag.alone is not None:
             more = {"nargs": "?", "const": flag.alone}
-        kind = _argparse_type(flag)
+        kind = partial(_argparse_value, flag)
         parser.add_argument(*flag.spellings, action=store, type=kind, default=default, help=text, **more)
     parser.add_argument("training_script", type=str, help="The script, module or program to run.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments.")
     return parser
 
 
-def _argparse_type(flag: Any) -> Any:
+def _argparse_value(flag: Flag, text: str) -> Any:
     import argparse
 
-    def value(text: str) -> Any:
-        try:
-            return convert(flag, text, flag.name)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return value
+    try:
+        return convert(flag, text, flag.name)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tenax._view.chrome_trace import phases_of, trace_in_text
 from tenax._view.history import RunHistory
-from tenax.cli.journals import read_histories
+from tenax.cli.journal_commands import read_histories
 from view.recorded_run import RecordedAgent, RecordedRun
 from view.test_history import agent_of_two_generations, run_of_two_nodes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.jobs import Runner, until
-from tenax.cli.journals import read_histories
+from tenax.cli.journal_commands import read_histories
 from view.test_commands import tenax
 
 pytestmark = pytest.mark.process

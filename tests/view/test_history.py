@@ -18,7 +18,7 @@ from tenax._view.chrome_trace import phases_of
 from tenax._view.history import RunHistory
 from tenax._view.journal_parts import history_of_run
 from tenax._view.summary import format_summary, summary_of
-from tenax.cli.journals import find_journals, read_histories
+from tenax.cli.journal_commands import find_journals, read_histories
 from view.recorded_run import WALL, RecordedAgent, RecordedRun
 
 

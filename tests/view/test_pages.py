@@ -17,7 +17,7 @@ from tenax._view.html import plots
 from tenax._view.html.report_page import report_page
 from tenax._view.html.timeline_page import lanes_of, timeline_page
 from tenax._view.summary import format_summary, summary_of
-from tenax.cli.journals import read_histories
+from tenax.cli.journal_commands import read_histories
 from view.recorded_run import WALL, RecordedAgent, RecordedRun, replaced
 from view.test_history import agent_of_two_generations, run_of_two_nodes
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
+from tenax._schedulers import read_text
 from tenax.scheduler import Allocation, Scheduler
 
 _PORT = 29400
@@ -16,12 +18,9 @@ _PORT = 29400
 def _full_name() -> str:
     """Return this host's name with its domain: Kubernetes writes it to /etc/hosts if the pod has a subdomain."""
     host = os.uname().nodename
-    try:
-        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
-            names = file.read().split()
-    except OSError:
-        names = []
-    return next((name for name in names if name.startswith(f"{host}.")), host)
+    with suppress(OSError):
+        return next((name for name in read_text("/etc/hosts").split() if name.startswith(f"{host}.")), host)
+    return host
 
 
 class IndexedJob(Scheduler):

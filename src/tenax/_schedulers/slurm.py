@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import product
 
 import msgspec
@@ -36,12 +37,13 @@ class Slurm(Scheduler):
         array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         name = f"{array}_{task}" if array and task else job
         ending = f"-r{restarts}" if restarts else ""
+        gpus = environ.get("SLURM_STEP_GPUS", "")
         found = Allocation(
             scheduler="Slurm",
             job=job,
             run_id=f"{name}{ending}",
             restarts=restarts,
-            workers=_gpus(environ),
+            workers=gpus.count(",") + 1 if gpus else _number(environ, "SLURM_GPUS_ON_NODE"),
             is_step=True,
             has_shared_home=True,
             notice_signals="SIGUSR1",
@@ -80,12 +82,9 @@ class Slurm(Scheduler):
 
     def _kill_wait_s(self, environ: Mapping[str, str]) -> int:
         for path in filter(None, (environ.get("SLURM_CONF", ""), *_CONF_FILES)):
-            try:
-                text = self._read(path)
-            except OSError:
-                continue
-            found = re.search(r"(?im)^\s*KillWait\s*=\s*(\d+)", text)
-            return int(found[1]) if found else _DEFAULT_KILL_WAIT_S
+            with suppress(OSError):
+                found = re.search(r"(?im)^\s*KillWait\s*=\s*(\d+)", self._read(path))
+                return int(found[1]) if found else _DEFAULT_KILL_WAIT_S
         return _DEFAULT_KILL_WAIT_S
 
 
@@ -110,7 +109,8 @@ def _in_step(found: Allocation, step: int, run_id: str, environ: Mapping[str, st
         run_id, what = found.run_id, f"the steps of Slurm job {found.job}"
         port = _port(found.job)
         listed = environ.get("SLURM_JOB_NODELIST", "")
-        count, order = nodes, str(_position(environ.get("SLURMD_NODENAME", ""), listed))
+        here = environ.get("SLURMD_NODENAME")
+        count, order = nodes, str(next((index for index, name in enumerate(hosts(listed)) if name == here), 0))
     endpoint = f"{next(hosts(listed))}:{port}"
     is_first = order == "0"
     note = f"{what} on {listed}: run {run_id}, endpoint {endpoint}" if is_first else ""
@@ -139,16 +139,6 @@ def _numbers(ranges: str) -> list[str]:
         first, dash, last = part.partition("-")
         found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)] if dash else [first]
     return found
-
-
-def _position(host: str, nodelist: str) -> int:
-    return next((index for index, name in enumerate(hosts(nodelist)) if name == host), 0)
-
-
-def _gpus(environ: Mapping[str, str]) -> int:
-    if listed := environ.get("SLURM_STEP_GPUS", ""):
-        return listed.count(",") + 1
-    return _number(environ, "SLURM_GPUS_ON_NODE")
 
 
 def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
@@ -207,7 +197,6 @@ def runs_of(name: str, ask: Callable[..., str] = scontrol) -> list[tuple[str, st
 
 
 def _runs(jobs: list[dict[str, str]], steps: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the run id and the endpoint of every run of several nodes."""
     for job in jobs:
         numbers = {job["JobId"], f"{job.get('ArrayJobId')}_{job.get('ArrayTaskId')}"}
         for step in steps:

@@ -61,7 +61,6 @@ def parse_file(text: str) -> list[Host]:
 
 
 def _parse(parts: Iterable[str]) -> list[Host]:
-    """Raises ValueError."""
     found: dict[str, Host] = {}
     for part in filter(None, map(str.strip, parts)):
         match = _HOST.fullmatch(part)

@@ -15,15 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, convert, usage_errors
+from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, convert, suggestion, usage_errors
 from tenax.cli.options import FlagValues, Options, decide
 
 # One of these is set where a scheduler may have started this process: those of ``tenax.scheduler``.
-_SCHEDULER_VARIABLES = frozenset(
-    {
-        *("TENAX_SCHEDULER", "TENAX_START", "SLURM_JOB_ID", "LWS_LEADER_ADDRESS", "JOB_COMPLETION_INDEX", "LSB_JOBID"),
-        *("PBS_NODEFILE", "MASTER_ADDR"),
-    }
+_SCHEDULER_VARIABLES = (
+    *("TENAX_SCHEDULER", "TENAX_START", "SLURM_JOB_ID", "LWS_LEADER_ADDRESS", "JOB_COMPLETION_INDEX", "LSB_JOBID"),
+    *("PBS_NODEFILE", "MASTER_ADDR"),
 )
 
 
@@ -35,7 +33,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse and check the arguments of ``tenax run``. Raises ``UsageError`` and ``HelpRequested``."""
     flags = read(argv, environ)
     allocation = None
-    if not _SCHEDULER_VARIABLES.isdisjoint(environ):
+    if any(variable in environ for variable in _SCHEDULER_VARIABLES):
         from tenax.scheduler import find_scheduler
 
         with usage_errors():
@@ -55,15 +53,12 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> FlagValues:
     if script_at == len(argv) or not argv[script_at]:
         raise UsageError("no script given; write 'tenax run train.py' or 'tenax run -m MODULE'")
     for flag in FLAGS:
-        dest = flag.dest
-        if dest in values:
+        if flag.dest in values:
             continue
-        text = environ.get(flag.variable, "") if flag.from_environment else ""
+        text = environ.get(flag.variable, "")
+        values[flag.dest] = convert(flag, text, flag.variable) if text else flag.default
         if text:
-            values[dest] = convert(flag, text, flag.variable)
-            sources[dest] = flag.variable
-        else:
-            values[dest] = flag.default
+            sources[flag.dest] = flag.variable
     return FlagValues(argv[script_at], tuple(argv[script_at + 1 :]), values, sources)
 
 
@@ -98,23 +93,20 @@ def _split_flag(arg: str) -> tuple[Flag, str, str | None]:
     if arg in ("-h", "--help"):
         raise HelpRequested
     name, equals, text = arg.partition("=")
-    flag = BY_SPELLING.get(name)
-    if flag is not None:
+    if (flag := BY_SPELLING.get(name)) is not None:
         return flag, name, text if equals else None
-    if arg[1] != "-":  # -r3
-        flag = BY_SPELLING.get(arg[:2])
-        if flag is not None:
-            return flag, arg[:2], arg[2:]
+    if arg[1] != "-" and (flag := BY_SPELLING.get(arg[:2])) is not None:  # -r3
+        return flag, arg[:2], arg[2:]
     raise UsageError(_unknown(name))
 
 
 def _next_value(flag: Flag, name: str, argv: Sequence[str], position: int) -> str:
-    if position < len(argv):
-        arg = argv[position]
-        if not arg.startswith("-") or arg == "-" or _is_number(arg):
-            return arg
+    if position == len(argv):
+        raise UsageError(f"{name} needs a value: {name} {flag.value}")
+    arg = argv[position]
+    if arg.startswith("-") and arg != "-" and not _is_number(arg):
         raise UsageError(f"{name} needs a value, but {arg!r} follows; if that is the value, write '{name}={arg}'")
-    raise UsageError(f"{name} needs a value: {name} {flag.value}")
+    return arg
 
 
 def _is_address(argv: Sequence[str], position: int) -> bool:
@@ -149,9 +141,6 @@ def _unknown(name: str) -> str:
     dashed = name[:2] + name[2:].replace("_", "-")
     if dashed in _FOREIGN:
         return f"unknown flag {name!r}; {_FOREIGN[dashed]}"
-    close = closest_flag(dashed, BY_SPELLING)
-    if close.startswith(dashed):
-        return f"unknown flag {name!r} (flags cannot be abbreviated); did you mean {close!r}?"
-    if close:
-        return f"unknown flag {name!r}; did you mean {close!r}?"
-    return f"unknown flag {name!r}; flags of your script go after the script's name"
+    remark = " (flags cannot be abbreviated)" if closest_flag(dashed, BY_SPELLING).startswith(dashed) else ""
+    advice = suggestion(dashed, BY_SPELLING) or "; flags of your script go after the script's name"
+    return f"unknown flag {name!r}{remark}{advice}"

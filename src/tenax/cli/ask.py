@@ -43,8 +43,6 @@ _CUT_OFF = "the worker exited before it answered"
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The request of the command line."""
-
     path: str  # of a socket or a folder
     handler: str = ""  # empty: list the handlers
     params: tuple[tuple[str, str], ...] = ()
@@ -78,17 +76,16 @@ def ask(argv: Sequence[str]) -> int:
 
 
 def parse_question(argv: Sequence[str]) -> Question:
-    """Parse the command line. Raises ``UsageError``."""
     arguments = parse_arguments(argv, values=("--timeout",))
     if not arguments.positional:
         raise UsageError("no socket or folder given")
     path, handler, *rest = [*arguments.positional, ""] if len(arguments.positional) == 1 else arguments.positional
-    wrong = next((arg for arg in rest if arg.find("=") < 1), None)
-    if wrong is not None:
-        raise UsageError(f"{wrong!r} is not a parameter; write NAME=VALUE")
-    params = tuple((name, value) for name, _, value in (arg.partition("=") for arg in rest))
+    for arg in rest:
+        if arg.find("=") < 1:
+            raise UsageError(f"{arg!r} is not a parameter; write NAME=VALUE")
     if "=" in handler:
         raise UsageError(f"{handler!r} is not a handler; write the handler's name before its parameters")
+    params = tuple((name, value) for name, _, value in (arg.partition("=") for arg in rest))
     timeout = arguments.values.get("--timeout")
     return Question(path, handler, params, seconds(timeout, "--timeout") if timeout else _TIMEOUT_S)
 
@@ -118,7 +115,6 @@ def _sort_key(name: str) -> tuple[str, int, str]:
 
 
 def ask_worker(path: str, question: Question) -> Answer:
-    """Ask one worker."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(question.timeout_s)
@@ -152,7 +148,6 @@ def ask_worker(path: str, question: Question) -> Answer:
 
 
 def _listed(text: str) -> str:
-    """Return the names of the handlers, one per line."""
     try:
         return "\n".join(msgspec.json.decode(text, type=list[str]))
     except DECODE_ERRORS:

@@ -11,7 +11,8 @@ import msgspec
 
 from tenax._engines.tcp.operator import Declined, OperatorError
 from tenax._failures.exit_codes import FAILED, WRONG_USAGE
-from tenax.cli.flags import UsageError, closest_flag
+from tenax._node.journal import JournalUnreadable
+from tenax.cli.flags import UsageError, suggestion
 from tenax.cli.run import print_page, print_stderr
 
 
@@ -48,8 +49,7 @@ def parse_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values
         elif flag in known_switches:
             raise UsageError(f"{flag} takes no value")
         else:
-            close = closest_flag(flag, known_switches | known_values)
-            raise UsageError(f"unknown flag {arg!r}" + (f"; did you mean {close!r}?" if close else ""))
+            raise UsageError(f"unknown flag {arg!r}{suggestion(flag, known_switches | known_values)}")
     return arguments
 
 
@@ -62,7 +62,7 @@ def run_subcommand(name: str, argv: Sequence[str], usage: str, command: Callable
         return print_help(usage)
     try:
         return command(argv)
-    except UsageError as error:
+    except (UsageError, JournalUnreadable) as error:
         print_stderr(f"tenax {name}: {error}\ntry: tenax {name} --help")
         return WRONG_USAGE
     except (NoSuchJob, Declined) as error:

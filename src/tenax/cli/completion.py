@@ -35,10 +35,9 @@ complete -o default -F _tenax tenax
 
 
 def completion(argv: Sequence[str]) -> int:
-    arguments = parse_arguments(argv)
-    if len(arguments.positional) != 1 or arguments.positional[0] not in ("bash", "zsh", "fish"):
-        raise UsageError(f"expected bash, zsh or fish, not {' '.join(arguments.positional) or 'nothing'}")
-    shell = arguments.positional[0]
+    shell = " ".join(parse_arguments(argv).positional)
+    if shell not in ("bash", "zsh", "fish"):
+        raise UsageError(f"expected bash, zsh or fish, not {shell or 'nothing'}")
     if shell == "fish":
         return print_page(_fish())
     cases = "\n".join(f'        {command}) words="{" ".join(flags)}" ;;' for command, flags in _flags().items())

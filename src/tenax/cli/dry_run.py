@@ -14,7 +14,7 @@ import msgspec
 
 from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import Assignment
-from tenax._core.text import format_seconds, hide_passwords
+from tenax._core.text import counted, format_seconds, hide_passwords
 from tenax._engines.local import LOOPBACK
 from tenax._engines.tcp.linked import LinkedSettings
 from tenax._io.endpoint import Endpoint
@@ -32,7 +32,6 @@ from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, Options, split
 from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.run import compat_variables
 from tenax.cli.script import entrypoint_of
-from tenax.cli.terminal_table import counted
 from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
 from tenax.events import handlers
@@ -53,31 +52,25 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
     """Return the description as text. Raises ``UsageError`` where a real run would refuse to start."""
     placements = decide_placements(options.numa_options, options.nproc_per_node, environ)
     environments = _environments(options, placements, environ)
-    shared = {
-        name: value
-        for name, value in environments[0].items()
-        if all(environment.get(name) == value for environment in environments)
-    }
-    sections = [_opening(options)]
-    for title, texts in _settings(options, placements, interpreter, cwd, environ):
-        sections += [_title("" if index else title) + text for index, text in enumerate(texts)]
-    sections += ["", "environment of every worker, added to what is inherited:", *_variables(shared)]
-    for rank, environment in enumerate(environments):
-        number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
-        number = number if options.max_nodes == 1 else "ranks are assigned when all nodes have joined"
-        sections += ["", f"worker {rank}: {number}", "  " + _title("command") + _command(options, interpreter, rank)]
-        if placements.placement is not None and placements.placement.bindings:
-            sections.append("  " + _title("CPUs") + placements.placement.bindings[rank].why)
-        sections += _variables({name: value for name, value in environment.items() if name not in shared})
-    return "\n".join(sections) + "\n"
-
-
-def _opening(options: Options) -> str:
+    common = set.intersection(*(set(environment.items()) for environment in environments))
+    shared = {name: value for name, value in environments[0].items() if (name, value) in common}
     workers = counted(options.nproc_per_node, "worker")
     written = options.nproc_as_written
     flag = "" if written.isdecimal() else f" (--nproc-per-node {written})"
     among = f", which is one of {_count(options)}" if options.max_nodes > 1 else ""
-    return f"Dry run, nothing is started. The command would run {workers}{flag} on this node{among}.\n"
+    sections = [f"Dry run, nothing is started. The command would run {workers}{flag} on this node{among}.\n"]
+    for title, texts in _settings(options, placements, interpreter, cwd, environ):
+        sections += [f"{'' if index else title:<{_TITLE_WIDTH}}{text}" for index, text in enumerate(texts)]
+    sections += ["", "environment of every worker, added to what is inherited:", *_variables(shared)]
+    for rank, environment in enumerate(environments):
+        number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
+        number = number if options.max_nodes == 1 else "ranks are assigned when all nodes have joined"
+        command = _command(options, interpreter, rank)
+        sections += ["", f"worker {rank}: {number}", f"  {'command':<{_TITLE_WIDTH}}{command}"]
+        if placements.placement is not None and placements.placement.bindings:
+            sections.append(f"  {'CPUs':<{_TITLE_WIDTH}}{placements.placement.bindings[rank].why}")
+        sections += _variables({name: value for name, value in environment.items() if name not in shared})
+    return "\n".join(sections) + "\n"
 
 
 def _count(options: Options) -> str:
@@ -88,7 +81,9 @@ def _count(options: Options) -> str:
 def _settings(
     options: Options, placements: Placements, interpreter: str, cwd: str, environ: Mapping[str, str]
 ) -> Iterable[Setting]:
-    yield "script", [_kind_of_script(options)]
+    kind = "module " if options.module else "program " if options.no_python else ""
+    how = f" (run by multiprocessing, {options.start_method})" if options.run_path else ""
+    yield "script", [f"{kind}{options.script}{how}"]
     if not options.no_python:
         is_own = options.python and not options.run_path
         python = f"{options.python} (PYTHON_EXEC)" if is_own else f"{interpreter} (the one that runs tenax)"
@@ -96,7 +91,10 @@ def _settings(
     if options.compat:
         yield "imports", ["torch.distributed.elastic is redirected to tenax (--compat)"]
     if not options.no_python and not options.run_path:
-        yield "preload", [_preload(options)]
+        what = "what the script imports" if options.preload == "auto" else options.preload.replace(",", ", ")
+        is_off = options.preload == "none"
+        text = "off: every worker imports on its own" if is_off else f"{what}, once per node; workers are forked"
+        yield "preload", [f"{text} (--preload)"]
     yield "folder", [cwd]
     yield "run id", [options.run_id or f"{_RANDOM_ID}; --rdzv-id sets one"]
     yield "role", [options.role]
@@ -106,31 +104,15 @@ def _settings(
     yield "restarts", _restarts(options)
     yield "stopping", _stopping(options)
     yield "logs", _logs(options)
-    yield from _handlers(options, environ)
-    yield from _observers(options)
-    yield from _enabled_by_variables(environ)
-    yield "threads", [_threads(placements, environ)]
+    yield from _observers(options, environ)
+    threads = "OMP_NUM_THREADS is not set: one worker may use every core"
+    if "OMP_NUM_THREADS" in environ:
+        threads = f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}, inherited"
+    elif placements.omp_num_threads:
+        threads = placements.notes[-1].rstrip(".")
+    yield "threads", [threads]
     placement = placements.placement
     yield "placement", [placement.why.rstrip(".") if placement else "workers may run on any CPU"]
-
-
-def _title(title: str) -> str:
-    return title.ljust(_TITLE_WIDTH)
-
-
-def _kind_of_script(options: Options) -> str:
-    if options.module:
-        return f"module {options.script}"
-    if options.no_python:
-        return f"program {options.script}"
-    return f"{options.script} (run by multiprocessing, {options.start_method})" if options.run_path else options.script
-
-
-def _preload(options: Options) -> str:
-    if options.preload == "none":
-        return "off: every worker imports on its own (--preload)"
-    what = "what the script imports" if options.preload == "auto" else options.preload.replace(",", ", ")
-    return f"{what}, once per node; workers are forked (--preload)"
 
 
 def _nodes(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
@@ -162,7 +144,10 @@ def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     yield f"at {Endpoint.parse(settings.endpoint)}, served by the node that can listen there"
     yield from _terms(options, settings)
     yield _secret(options, environ)
-    yield _tls(options)
+    certificate, authority = (options.rdzv_configs.get(key) for key in ("ssl_cert", "ca_cert"))
+    own = f"this node presents {certificate}" if certificate else "this node has no certificate and cannot serve"
+    on = f"{own}; peers are verified with {authority or 'the authorities of this host'}"
+    yield f"TLS: {on if certificate or authority else 'off (ssl_cert, ssl_cert_key, ca_cert)'}"
 
 
 def _etcd_rendezvous(options: Options) -> Iterable[str]:
@@ -208,14 +193,6 @@ def _secret(options: Options, environ: Mapping[str, str]) -> str:
     if options.rdzv_backend not in ETCD_BACKENDS and Endpoint(host, 1).is_loopback:
         return "secret: the one of this user on this host (token_file, TENAX_RDZV_TOKEN)"
     return "secret: none, so any process that reaches the endpoint can join (token_file, TENAX_RDZV_TOKEN)"
-
-
-def _tls(options: Options) -> str:
-    certificate, authority = (options.rdzv_configs.get(key) for key in ("ssl_cert", "ca_cert"))
-    if not certificate and not authority:
-        return "TLS: off (ssl_cert, ssl_cert_key, ca_cert)"
-    own = f"this node presents {certificate}" if certificate else "this node has no certificate and cannot serve"
-    return f"TLS: {own}; peers are verified with {authority or 'the authorities of this host'}"
 
 
 def _restarts(options: Options) -> Iterable[str]:
@@ -267,17 +244,14 @@ def _logs(options: Options) -> Iterable[str]:
         yield f"failure report: {options.report} (--report)"
 
 
-def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[Setting]:
-    """Describe the sinks of metrics and events. Checks their names; creates no handler."""
+def _observers(options: Options, environ: Mapping[str, str]) -> Iterable[Setting]:
+    """Describe sinks, observers, and what only environment variables enable. Checks names; creates no handler."""
     if options.metrics:
         metrics.check_names(options.metrics, environ)
-        yield "metrics", [_without_secrets(options.metrics)]
+        yield "metrics", [hide_passwords(_names(options.metrics))]
     if options.event_log_handler not in ("", "null"):
         handlers.check_names(options.event_log_handler)
-        yield "events", [_without_secrets(options.event_log_handler)]
-
-
-def _observers(options: Options) -> Iterable[Setting]:
+        yield "events", [hide_passwords(_names(options.event_log_handler))]
     if options.dashboard:
         where = options.dashboard.removesuffix(":0") + (", any free port" if options.dashboard.endswith(":0") else "")
         yield "dashboard", [f"at {where} on the coordinator's node (--dashboard)"]
@@ -285,16 +259,7 @@ def _observers(options: Options) -> Iterable[Setting]:
         what = "report the stacks" if options.on_hang == "report" else "report the stacks and restart all workers"
         yield "hangs", [f"after {format_seconds(options.hang_after)} without progress, {what} (--on-hang)"]
     if options.trace:
-        yield "trace", [f"{_without_secrets(options.trace)} (--trace)"]
-
-
-def _without_secrets(names: str) -> str:
-    """Hide passwords in URLs."""
-    return hide_passwords(_names(names))
-
-
-def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
-    """Describe features that only environment variables enable."""
+        yield "trace", [f"{hide_passwords(_names(options.trace))} (--trace)"]
     if watchdog_plan(environ) is not None:
         what = "kills a worker that does not leave a timer's scope in time"
         yield "watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"]
@@ -306,30 +271,11 @@ def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
         yield "queries", [f"of workers that use worker_main: {command} ({SOCKET_VARIABLE})"]
 
 
-def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    if (watchdog := watchdog_plan(environ)) is not None:
-        pipe = os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
-        found[TORCHELASTIC_TIMER_FILE] = pipe
-    if folder := socket_folder(environ):
-        path = f"{folder}/rank"
-        found[SOCKET_VARIABLE] = f"{path}{rank}" if options.max_nodes == 1 else f"<{path} and its rank>"
-    return found
-
-
 def _streams(chosen: int | dict[int, int], workers: int) -> str:
     if isinstance(chosen, int):
         return _STREAMS[chosen]
     named = [f"{_STREAMS[chosen[rank]]} of local rank {rank}" for rank in range(workers) if chosen.get(rank)]
     return ", ".join(named) or _STREAMS[0]
-
-
-def _threads(placements: Placements, environ: Mapping[str, str]) -> str:
-    if "OMP_NUM_THREADS" in environ:
-        return f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}, inherited"
-    if placements.omp_num_threads:
-        return placements.notes[-1].rstrip(".")
-    return "OMP_NUM_THREADS is not set: one worker may use every core"
 
 
 def _environments(options: Options, placements: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
@@ -347,7 +293,12 @@ def _environments(options: Options, placements: Placements, environ: Mapping[str
         if options.log_dir != os.devnull and options.logs_specs_name in (None, "default"):
             environment["TORCHELASTIC_ERROR_FILE"] = f"<log folder>/attempt_0/{rank}/error.json"
             environment["TENAX_NOTICE_FILE"] = "<log folder>/notice-1.json"
-        environment.update(_feature_variables(options, rank, environ))
+        if (watchdog := watchdog_plan(environ)) is not None:
+            pipe = os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
+            environment[TORCHELASTIC_TIMER_FILE] = pipe
+        if folder := socket_folder(environ):
+            path = f"{folder}/rank"
+            environment[SOCKET_VARIABLE] = f"{path}{rank}" if options.max_nodes == 1 else f"<{path} and its rank>"
         if options.compat:
             environment.update(compat_variables(environ))
     return environments

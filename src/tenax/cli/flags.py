@@ -18,14 +18,16 @@ from tenax._node.signals import DEFAULT_SIGNALS
 
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
-WHAT = "what to run"
-MANY = "how many workers"
-STOPPING = "restarts and stopping"
-LOGS = "logs"
-PLACEMENT = "placement"
-NODES = "names and nodes"
-OBSERVING = "observing"
-GROUPS = (WHAT, MANY, STOPPING, LOGS, OBSERVING, PLACEMENT, NODES)
+GROUPS = (
+    "what to run",
+    "how many workers",
+    "restarts and stopping",
+    "logs",
+    "observing",
+    "placement",
+    "names and nodes",
+)
+WHAT, MANY, STOPPING, LOGS, OBSERVING, PLACEMENT, NODES = GROUPS
 
 
 class UsageError(ValueError):
@@ -60,8 +62,7 @@ class Flag(msgspec.Struct, frozen=True):
     value: str = ""  # placeholder of the value in the help page
     short: str = ""
     choices: tuple[str, ...] = ()
-    least: int | None = None  # for whole numbers
-    most: int | None = None
+    most: int | None = None  # for whole numbers, which begin at 0
     from_environment: bool = True  # whether PET_<NAME> sets its default
     ours: bool = False  # not a torchrun flag
     alone: str | None = None  # the value when none is given; None: a value is required
@@ -111,7 +112,7 @@ FLAGS = (
          "GPUs if there are any, else CPUs."),
     Flag("--nnodes", MANY, "text", "1:1", value="N", help=
          "Nodes in the job: N, or MIN:MAX if nodes may join and leave. More than one node requires --rdzv-endpoint."),
-    Flag("--max-restarts", STOPPING, "whole", 0, value="N", least=0, help=
+    Flag("--max-restarts", STOPPING, "whole", 0, value="N", help=
          "Maximum number of restarts after failures, counted once for the whole job. Nodes that join, leave or are "
          "lost are not counted."),
     Flag("--restart-policy", STOPPING, "text", "budget", value="NAME", ours=True, help=
@@ -121,7 +122,7 @@ FLAGS = (
          "Exit codes, from 1 to 255, after which the job fails without a restart: '2,64'."),
     Flag("--fatal-errors", STOPPING, "text", "", value="NAMES", ours=True, help=
          "The same for exceptions, by class name: 'ValueError,ConfigError'."),
-    Flag("--shutdown-timeout", STOPPING, "whole", None, value="SECONDS", least=0, help=
+    Flag("--shutdown-timeout", STOPPING, "whole", None, value="SECONDS", help=
          "Grace period: seconds between SIGTERM and SIGKILL when workers are stopped (default: "
          "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)."),
     Flag("--signals-to-handle", STOPPING, "text", DEFAULT_SIGNALS, value="NAMES", help=
@@ -182,13 +183,13 @@ FLAGS = (
     Flag("--master-addr", NODES, "text", "127.0.0.1", value="HOST", help=
          "One node: MASTER_ADDR of the workers (default: 127.0.0.1). Several nodes: the host of the endpoint, like "
          "--rdzv-endpoint HOST."),
-    Flag("--master-port", NODES, "whole", None, value="PORT", least=0, most=65535, help=
+    Flag("--master-port", NODES, "whole", None, value="PORT", most=65535, help=
          "One node: MASTER_PORT of the workers (default: a free port). Several nodes: the port of the endpoint, with "
          "--master-addr (default: 29500)."),
     Flag("--local-addr", NODES, "text", None, value="HOST", help=
          "Address at which other nodes and workers reach this node (default: the source address of its connection to "
          "the coordinator)."),
-    Flag("--node-rank", NODES, "whole", 0, value="N", least=0, help=
+    Flag("--node-rank", NODES, "whole", 0, value="N", help=
          "Rank of this node, from 0 to N - 1 (default: nodes are ranked in the order in which they join, and keep "
          "their rank while they stay)."),
     Flag("--rdzv-backend", NODES, "text", "static", value="NAME", help=
@@ -221,26 +222,29 @@ def convert(flag: Flag, text: str, source: str) -> Any:
     """Convert ``text`` to the flag's type. ``source`` is the flag as the user wrote it, for messages."""
     if flag.choices and text not in flag.choices:
         raise UsageError(f"{source} takes {', '.join(flag.choices[:-1])} or {flag.choices[-1]}, not {text!r}")
-    if flag.kind == "text":
-        return text
-    if flag.kind == "whole":
-        return _whole(flag, text, source)
-    if flag.kind == "number":
-        return seconds(text, source)
-    if flag.kind == "list":
-        # Two commas in a row stand for one literal comma.
-        return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
-    return truth(text, source)
+    match flag.kind:
+        case "whole":
+            return _whole(flag, text, source)
+        case "number":
+            return seconds(text, source)
+        case "switch":
+            return truth(text, source)
+        case "list":  # two commas in a row stand for one literal comma
+            return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+    return text
 
 
 def truth(text: str, source: str) -> bool:
-    """Parse the environment variable of a switch."""
     value = text.strip().lower()
-    if value in _TRUE:
-        return True
-    if value in _FALSE:
-        return False
-    raise UsageError(f"{source} takes 0, 1, true, false, yes or no, not {text!r}")
+    if value not in _TRUE | _FALSE:
+        raise UsageError(f"{source} takes 0, 1, true, false, yes or no, not {text!r}")
+    return value in _TRUE
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return a question about the known word that is most like this one, for the end of a message, or nothing."""
+    close = closest_flag(word, known)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def closest_flag(flag: str, known: Iterable[str]) -> str:
@@ -254,20 +258,16 @@ def closest_flag(flag: str, known: Iterable[str]) -> str:
 
 
 def _whole(flag: Flag, text: str, source: str) -> int:
+    number = "a whole number of seconds" if flag.value == "SECONDS" else "a whole number"
+    span = ", at least 0" if flag.most is None else f" from 0 to {flag.most}"
+    expected = f"{source} takes {number}{span}, not {text!r}"
     try:
         value = int(text)
     except ValueError:
-        raise UsageError(f"{source} takes {_range(flag)}, not {text!r}") from None
-    if (flag.least is not None and value < flag.least) or (flag.most is not None and value > flag.most):
-        raise OutOfRange(f"{source} takes {_range(flag)}, not {text!r}")
+        raise UsageError(expected) from None
+    if value < 0 or (flag.most is not None and value > flag.most):
+        raise OutOfRange(expected)
     return value
-
-
-def _range(flag: Flag) -> str:
-    number = "a whole number of seconds" if flag.value == "SECONDS" else "a whole number"
-    if flag.most is not None:
-        return f"{number} from {flag.least} to {flag.most}"
-    return f"{number}, at least {flag.least}" if flag.least is not None else number
 
 
 def seconds(text: str, source: str) -> float:

@@ -8,7 +8,7 @@ import textwrap
 from shutil import get_terminal_size
 
 from tenax.cli.flags import FLAGS, GROUPS, Flag
-from tenax.cli.run import print_page
+from tenax.cli.run import is_terminal, print_page
 
 OVERVIEW = """\
 tenax: run distributed training jobs, restart them after failures, and report what went wrong.
@@ -101,7 +101,6 @@ signal N killed it; 128 + N if signal N stopped the job; 2 for wrong usage; 70 f
 if tenax cannot work on this host, 72 if a process survived SIGKILL.
 """
 
-_INDENT = 2
 _TEXT_COLUMN = 30
 _NARROW_COLUMN = 6
 _MIN_WIDTH = 60
@@ -111,18 +110,13 @@ _GAP = re.compile(r"((?<=\S) {2,}|^ {10,})(?=\S)")  # before the text of a row; 
 
 def print_help(page: str) -> int:
     """Print a page, wrapped to the width of the terminal."""
-    return print_page(
-        fit(page, get_terminal_size().columns) if sys.stdout is not None and sys.stdout.isatty() else page
-    )
+    return print_page(fit(page, get_terminal_size().columns) if is_terminal(sys.stdout) else page)
 
 
 def run_page(width: int) -> str:
     width = max(_MIN_WIDTH, min(width, 100))
-    parts = [_INTRODUCTION]
-    for group in GROUPS:
-        lines = [line for flag in FLAGS if flag.group == group for line in _flag_lines(flag, width)]
-        parts.append("\n".join([f"{group}:", *lines, ""]))
-    return fit("\n".join([*parts, _ENDING]), width)
+    groups = ("\n".join([f"{group}:", *(_row(flag) for flag in FLAGS if flag.group == group), ""]) for group in GROUPS)
+    return fit("\n".join([_INTRODUCTION, *groups, _ENDING]), width)
 
 
 def fit(page: str, width: int) -> str:
@@ -167,18 +161,9 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _flag_lines(flag: Flag, width: int) -> list[str]:
-    name = (
-        " " * _INDENT + (f"{flag.short}, " if flag.short else "") + flag.name + (f" {flag.value}" if flag.value else "")
-    )
-    text = _wrapped(_description(flag), width - _TEXT_COLUMN)
-    indented = [" " * _TEXT_COLUMN + line for line in text]
-    if len(name) > _TEXT_COLUMN - 2:
-        return [name, *indented]
-    return [name.ljust(_TEXT_COLUMN) + text[0], *indented[1:]]
-
-
-def _description(flag: Flag) -> str:
+def _row(flag: Flag) -> str:
+    name = (f"  {flag.short}, " if flag.short else "  ") + f"{flag.name} {flag.value}".rstrip()
+    gap = " " * (_TEXT_COLUMN - len(name)) if len(name) < _TEXT_COLUMN - 1 else "\n" + " " * _TEXT_COLUMN
     remarks = []
     if flag.choices:
         remarks.append("one of " + ", ".join(flag.choices))
@@ -187,4 +172,4 @@ def _description(flag: Flag) -> str:
         remarks.append(f"default: {default}")
     if not flag.from_environment and not flag.ours:
         remarks.append("no PET_ variable")
-    return f"{flag.help[:-1]} ({'; '.join(remarks)})." if remarks else flag.help
+    return name + gap + (f"{flag.help[:-1]} ({'; '.join(remarks)})." if remarks else flag.help)

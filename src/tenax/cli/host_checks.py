@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from tenax._logs.specs import LogsSpecs, load_logs_specs
 from tenax._node.job import rendezvous_handler, watchdog_plan
 from tenax._node.workers import decide_placements
 from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, Options
 from tenax.cli.script import check_script
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._logs.specs import LogsSpecs
 
 
 @usage_errors()
@@ -30,10 +27,20 @@ def check_host(options: Options, environ: Mapping[str, str], cwd: str = "") -> N
     if options.log_dir and options.log_dir != os.devnull:
         _check_log_dir(options.log_dir, cwd)
     if options.report:
-        _check_report(options.report, cwd)
+        path = os.path.join(cwd, options.report)
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder):
+            raise UsageError(f"--report {options.report}: the folder {folder!r} does not exist; create it first")
+        if os.path.isdir(path):
+            raise UsageError(f"--report {options.report} is a folder, not a file")
     own_backends = ONE_NODE_BACKENDS if options.max_nodes == 1 else MANY_NODES_BACKENDS
     if options.rdzv_backend not in own_backends:
-        _check_installed_backend(options.rdzv_backend, own_backends)
+        from importlib.metadata import entry_points
+
+        installed = {point.name for point in entry_points(group="torchrun.handlers")}
+        if options.rdzv_backend not in installed:
+            names = ", ".join(sorted(installed | own_backends))
+            raise UsageError(f"unknown --rdzv-backend {options.rdzv_backend!r}; installed backends: {names}")
     elif options.max_nodes > 1 or not {"use_agent_store", "store_allow"}.isdisjoint(options.rdzv_configs):
         rendezvous_handler(options)  # tenax's own read settings, secret and certificates, and start nothing
     if options.logs_specs_name is not None:
@@ -66,24 +73,19 @@ def _check_log_dir(log_dir: str, cwd: str) -> None:
         raise UsageError(f"--log-dir {log_dir}: no permission to write to {path}; use another folder")
 
 
-def _check_report(report: str, cwd: str) -> None:
-    path = os.path.join(cwd, report)
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
-        raise UsageError(f"--report {report}: the folder {folder!r} does not exist; create it first")
-    if os.path.isdir(path):
-        raise UsageError(f"--report {report} is a folder, not a file")
-
-
 def check_files(options: Options, environ: Mapping[str, str]) -> None:
     """Raise ``UsageError`` for paths that cannot be written, found by trying. Leaves no file behind."""
-    if options.report:
+    if path := options.report:
         try:
-            _try_to_write(options.report)
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                os.unlink(path)
+            except FileExistsError:
+                if os.path.isfile(path):  # a pipe or a device is opened only once, to write the report
+                    os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
         except OSError as error:
-            raise UsageError(
-                f"--report {options.report}: could not write the file: {error.strerror}; use another file"
-            ) from error
+            what = f"could not write the file: {error.strerror}; use another file"
+            raise UsageError(f"--report {path}: {what}") from error
     if sockets := environ.get("TENAX_PRIVATE_DIR"):
         try:
             os.mkdir(sockets, 0o700)
@@ -96,28 +98,7 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
             ) from error
 
 
-def _try_to_write(path: str) -> None:
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        if os.path.isfile(path):  # a pipe or a device is opened only once, to write the report
-            os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-    else:
-        os.unlink(path)
-
-
-def _check_installed_backend(name: str, own: frozenset[str]) -> None:
-    from importlib.metadata import entry_points
-
-    installed = {point.name for point in entry_points(group="torchrun.handlers")}
-    if name not in installed:
-        names = ", ".join(sorted(installed | own))
-        raise UsageError(f"unknown --rdzv-backend {name!r}; installed backends: {names}")
-
-
 def load_logs_specs_class(name: str | None) -> type[LogsSpecs]:
     """Return the class that decides where logs go. Raises ``UsageError``."""
-    from tenax._logs.specs import load_logs_specs
-
     with usage_errors(f"--logs-specs {name}: "):
         return load_logs_specs(name)

@@ -5,7 +5,7 @@ no secret is needed and any node of the run will do. At an endpoint the settings
 the same code.
 
     arguments = parse_job_arguments(argv, switches=("--json",), values=("--why",))  # raises UsageError
-    with find_job(job_selector(arguments)) as job:  # raises UsageError, NoSuchJob
+    with find_job(JobSelector.of(arguments)) as job:  # raises UsageError, NoSuchJob
         answer = job.ask(StatusRequest(), RunStatus)  # raises Declined, ConnectionLost
 """
 
@@ -47,7 +47,6 @@ TIMEOUT_S = 10.0  # for an answer that does not wait for anything
 _AGENT_TIMEOUT_S = 3.0  # for an agent on this host, which may be stopped
 _SELECTOR_FLAGS = ("--endpoint", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-conf")
 _MAX_SILENT = 3  # silent agents in one message
-_STOPPED, _TRACED = "T", "t"  # process states in /proc/PID/stat
 
 SELECTOR_HELP = """\
 RUN_ID is the run's id, the beginning of it, or the pid of its agent on this host. It can be omitted if this host has
@@ -97,15 +96,25 @@ class RunHasEnded(NoSuchJob):
 
 
 class JobSelector(msgspec.Struct, frozen=True):
-    """The job that a command line refers to."""
-
     run_id: str = ""  # or the pid of an agent; empty: the only run
     endpoint: str = ""  # empty: this host
     backend: str = ""
     conf: str = ""
 
-    def __repr__(self) -> str:
-        return concealed_repr(self)
+    __repr__ = concealed_repr
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> JobSelector:
+        """Return the job that the arguments select. Raises ``UsageError``."""
+        if len(arguments.positional) > 1:
+            raise UsageError(f"expected one run, not {len(arguments.positional)}")
+        endpoint, endpoint_of_run, backend, conf = (arguments.values.get(flag, "") for flag in _SELECTOR_FLAGS)
+        selector = cls("".join(arguments.positional), endpoint or endpoint_of_run, backend, conf)
+        if not selector.endpoint and (backend or conf):
+            raise UsageError("--rdzv-backend and --rdzv-conf need --endpoint HOST:PORT")
+        if selector.endpoint and not selector.run_id:
+            raise UsageError("--endpoint needs a run id (--rdzv-id of 'tenax run')")
+        return selector
 
 
 class LocalAgent(RunNote, frozen=True):
@@ -121,33 +130,16 @@ class LocalAgent(RunNote, frozen=True):
 
     @property
     def silence(self) -> str:
-        """A message that the agent does not answer, and why."""
         whose = f"the agent of the run {self.run_id!r} (pid {self.pid})" if self.run_id else f"the agent {self.pid}"
         return f"{whose} does not respond: {self.trouble}"
 
 
-# --- command line -----------------------------------------------------------------------------------------------------
+# --- job --------------------------------------------------------------------------------------------------------------
 
 
 def parse_job_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Arguments:
     """Parse flags at any position, including those that select a job. Raises ``UsageError``."""
     return parse_arguments(argv, switches=switches, values=(*values, *_SELECTOR_FLAGS))
-
-
-def job_selector(arguments: Arguments) -> JobSelector:
-    """Return the job that the arguments select. Raises ``UsageError``."""
-    if len(arguments.positional) > 1:
-        raise UsageError(f"expected one run, not {len(arguments.positional)}")
-    endpoint, endpoint_of_run, backend, conf = (arguments.values.get(flag, "") for flag in _SELECTOR_FLAGS)
-    selector = JobSelector("".join(arguments.positional), endpoint or endpoint_of_run, backend, conf)
-    if not selector.endpoint and (selector.backend or selector.conf):
-        raise UsageError("--rdzv-backend and --rdzv-conf need --endpoint HOST:PORT")
-    if selector.endpoint and not selector.run_id:
-        raise UsageError("--endpoint needs a run id (--rdzv-id of 'tenax run')")
-    return selector
-
-
-# --- job --------------------------------------------------------------------------------------------------------------
 
 
 class Job(AbstractContextManager["Job"]):
@@ -178,7 +170,14 @@ def find_job(selector: JobSelector) -> Job:
         return _job_at_endpoint(selector)
     agents = local_agents()
     selected = _selected(selector.run_id, agents)
-    return _job_of(selected) if selected else _scheduled_job(selector, agents)
+    if not selected:
+        return _scheduled_job(selector, agents)
+    try:
+        return connect(selected)
+    except Unreachable as error:
+        silent = [agent.silence for agent in selected if agent.trouble]  # possibly the coordinator's, or the only one
+        why = "; ".join(silent[:_MAX_SILENT]) or f"the run {selected[0].run_id!r} does not respond: {error}"
+        raise NotResponding(why) from error
 
 
 def paths_of(name: str) -> list[str]:
@@ -189,19 +188,18 @@ def paths_of(name: str) -> list[str]:
     if os.sep in name or os.path.lexists(name):
         return [name]
     agents = local_agents()
-    selected = _selected(name, agents)
-    if selected:
-        folders = list(dict.fromkeys(agent.log_dir for agent in selected if agent.log_dir))
-        why = f"the run {selected[0].run_id!r} writes no logs"
+    if selected := _selected(name, agents):
+        folders = _distinct(agent.log_dir for agent in selected)
+        error = NoSuchJob(f"the run {selected[0].run_id!r} writes no logs")
     else:
         error = _nothing_found(name, agents)
         if not isinstance(error, RunHasEnded):
             what = f"no file, folder or run {name!r}{_similar(name, agents)}"
             raise UsageError(what if name else "you have no run on this host; give a journal or a folder")
-        folders, why = list(error.ended.folders), str(error)
+        folders = error.ended.folders
     if not folders:
-        raise NoSuchJob(why)
-    return folders
+        raise error
+    return list(folders)
 
 
 def _selected(run_id: str, agents: list[LocalAgent]) -> list[LocalAgent]:
@@ -229,29 +227,28 @@ def _scheduled_job(selector: JobSelector, agents: list[LocalAgent]) -> Job:
     raise NoSuchJob(why) if why else _nothing_found(selector.run_id, agents)
 
 
-def _job_of(agents: list[LocalAgent]) -> Job:
-    """Connect through the first agent that can reach the coordinator, starting with the coordinator's own."""
+def connect(agents: list[LocalAgent], timeout_s: float = TIMEOUT_S) -> Job:
+    """Connect through the first agent that can reach the coordinator, starting with the coordinator's own.
+
+    Raises ``Unreachable``.
+    """
     why = ""
-    silent = [agent for agent in agents if agent.trouble]
-    for agent in sorted(agents, key=lambda each: (not each.is_coordinator, each.pid)):
-        if agent.trouble:
-            continue
+    responding = [agent for agent in agents if not agent.trouble]
+    for agent in sorted(responding, key=lambda each: (not each.is_coordinator, each.pid)):
         try:
-            line = connect_to_agent(agent.path)
+            job = Job(connect_to_agent(agent.path), agent)
         except (OSError, OperatorError):
             why = why or "its agent has just exited"
             continue
         try:
             if len(agents) > 1:
-                line.ask(StatusRequest(), TIMEOUT_S)
+                job.line.ask(StatusRequest(), timeout_s)
         except OperatorError as error:  # it has lost its coordinator, or has just exited: try another
             why = why or str(error)
-            line.close()
-            continue
-        return Job(line, agent)
-    if silent:  # possibly the coordinator's, or the only one
-        raise NotResponding("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
-    raise NotResponding(f"the run {agents[0].run_id!r} does not respond: {why}")
+            job.close()
+        else:
+            return job
+    raise Unreachable(why)
 
 
 def decode(raw: msgspec.Raw, kind: type[A]) -> A:
@@ -331,9 +328,9 @@ def _why_stopped(pid: int) -> str:
             state = file.read().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):  # not visible from this container, or no /proc
         return ""
-    if state == _STOPPED:
+    if state == "T":
         return f"it is stopped (Ctrl-Z, SIGSTOP or a debugger); to continue it: kill -CONT {pid}"
-    return "it is stopped by a debugger" if state == _TRACED else ""
+    return "it is stopped by a debugger" if state == "t" else ""
 
 
 def _nothing_found(run_id: str, agents: list[LocalAgent]) -> NoSuchJob:
@@ -345,7 +342,10 @@ def _nothing_found(run_id: str, agents: list[LocalAgent]) -> NoSuchJob:
     if not run_id:
         text = f"you have no run on this host; {elsewhere} and its run id"
     elif ended is not None:
-        text = f"the run {ended.run_id!r} no longer runs on this host; {_where_it_is_recorded(ended)}"
+        where = f"its log folder {ended.noted[0]} was removed" if ended.noted else "it wrote no logs"
+        if ended.folders:
+            where = f"to see how it ended: tenax status {shlex.quote(ended.run_id)}"
+        text = f"the run {ended.run_id!r} no longer runs on this host; {where}"
     else:
         there = f"your runs: {_names(agents)}" if agents else "you have none here"
         text = f"no run {run_id!r} on this host ({there}){_similar(run_id, agents) or f'; {elsewhere}'}"
@@ -362,19 +362,13 @@ def _similar(run_id: str, agents: list[LocalAgent]) -> str:
     return ""
 
 
-def _where_it_is_recorded(ended: EndedRun) -> str:
-    if ended.folders:
-        return f"to see how it ended: tenax status {shlex.quote(ended.run_id)}"
-    return f"its log folder {ended.noted[0]} was removed" if ended.noted else "it wrote no logs"
-
-
-def _name(agent: LocalAgent) -> str:
-    name = repr(agent.run_id) if agent.run_id else f"pid {agent.pid}"
-    return f"{name} (agent {agent.pid} does not respond)" if agent.trouble else name
-
-
-def _names(agents: list[LocalAgent]) -> str:
-    return some_of(list(dict.fromkeys(map(_name, agents))))
+def _names(agents: Iterable[LocalAgent]) -> str:
+    names = (
+        (repr(agent.run_id) if agent.run_id else f"pid {agent.pid}")
+        + (f" (agent {agent.pid} does not respond)" if agent.trouble else "")
+        for agent in agents
+    )
+    return some_of(list(dict.fromkeys(names)))
 
 
 def _several_found(run_id: str, agents: list[LocalAgent], *, is_exact: bool) -> str:
@@ -385,18 +379,20 @@ def _several_found(run_id: str, agents: list[LocalAgent], *, is_exact: bool) -> 
         pids = ", ".join(f"{agent.pid} ({os.path.basename(agent.entrypoint)})" for agent in by_run.values())
         return f"{len(by_run)} runs on this host have the id {run_id!r}; use the pid of an agent instead: {pids}"
     begin = f" begin with {run_id!r}" if run_id else ""
-    return f"{len(by_run)} runs on this host{begin}; give the id of one: {_names(list(by_run.values()))}"
+    return f"{len(by_run)} runs on this host{begin}; give the id of one: {_names(by_run.values())}"
 
 
 # --- ended runs -------------------------------------------------------------------------------------------------------
 
 
-class _EndedAgent(msgspec.Struct, frozen=True):
+class _EndedAgent:
     """An agent's note, and how long it and its coordinator ran, judged by their files."""
 
-    note: RunNote
-    until: float
-    coordinated_until: float
+    def __init__(self, note: RunNote) -> None:
+        self.note = note
+        self.coordinated_until = _last_written(note.log_dir, "coordinator")
+        last_seen = max(note.since, self.coordinated_until, _last_written(note.log_dir, "journal"))
+        self.until = note.ended or last_seen
 
 
 def ended_run(name: str, environ: Mapping[str, str] | None = None) -> EndedRun | None:
@@ -415,10 +411,10 @@ def ended_run(name: str, environ: Mapping[str, str] | None = None) -> EndedRun |
 
 def ended_runs(environ: Mapping[str, str] | None = None) -> list[EndedRun]:
     """Return the ended runs on this host, the latest first. Raises OSError."""
-    agents = [_ended_agent(note) for note in last_runs(environ)]
+    agents = [_EndedAgent(note) for note in last_runs(environ)]
     runs = []
     while agents:
-        same_run = _overlapping(agents[0], [each for each in agents if each.note.which_run == agents[0].note.which_run])
+        same_run = _same_run(agents[0], agents[1:])
         agents = [agent for agent in agents if agent not in same_run]
         same_run.sort(key=lambda agent: (agent.coordinated_until, agent.until), reverse=True)
         notes = tuple(agent.note for agent in same_run)
@@ -431,20 +427,14 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for text in texts if text))
 
 
-def _overlapping(first: _EndedAgent, agents: Iterable[_EndedAgent]) -> list[_EndedAgent]:
-    """Return the agents that are connected to the first by a chain of overlapping lifetimes."""
-    found, others = [first], [agent for agent in agents if agent is not first]
+def _same_run(first: _EndedAgent, agents: Iterable[_EndedAgent]) -> list[_EndedAgent]:
+    """Return the agents of that run that are connected to the first by a chain of overlapping lifetimes."""
+    found, others = [first], [each for each in agents if each.note.which_run == first.note.which_run]
     for one in found:  # grows during the loop
         met = [other for other in others if other.note.since <= one.until and one.note.since <= other.until]
         found += met
         others = [other for other in others if other not in met]
     return found
-
-
-def _ended_agent(note: RunNote) -> _EndedAgent:
-    coordinated_until = _last_written(note.log_dir, "coordinator")
-    until = note.ended or max(note.since, coordinated_until, _last_written(note.log_dir, "journal"))
-    return _EndedAgent(note, until, coordinated_until)
 
 
 def _last_written(folder: str, kind: str) -> float:

@@ -35,8 +35,6 @@ _RETRY_S = 1.0  # after a failed request: there is no event for a node becoming 
 _NEVER = float("inf")
 _MAX_FOLLOWED = 512  # nodes
 _MAX_REQUESTS = 64  # in flight
-
-
 _AT_ITS_HOST = "its log files are on that host ('tenax logs FOLDER' shows them)"
 
 
@@ -69,7 +67,6 @@ class Requests:
 
 
 def recent(job: Job, choice: LogsRequest, page: Page) -> None:
-    """Show the lines that exist now."""
     status = job.ask(StatusRequest(), RunStatus)
     nodes = _nodes(status, choice)
     if choice.generation > status.generation:
@@ -134,9 +131,10 @@ class Follower:
         except ConnectionLost:
             page.note("connection closed: the run has ended, or the node that served this command has left it")
             return
-        if self._status.phase == "over":
-            self._receive_rest()
-        if self._status.phase == "over" and not page.is_closed:
+        if self._status.phase != "over":
+            return
+        self._receive_rest()
+        if not page.is_closed:
             if any(each.is_behind and not each.is_over for each in self._known.values()):
                 page.note("the run ended before all lines were shown; the rest is in its log files, if it wrote any")
             page.note(outcome_message(self._status))
@@ -157,9 +155,8 @@ class Follower:
     def _ask_nodes(self) -> None:
         followed = self._followed
         if len(followed) > _MAX_FOLLOWED:
-            raise NoSuchJob(
-                f"cannot follow {len(followed)} nodes at once (maximum {_MAX_FOLLOWED}); select ranks with --rank"
-            )
+            limit = f"(maximum {_MAX_FOLLOWED}); select ranks with --rank"
+            raise NoSuchJob(f"cannot follow {len(followed)} nodes at once {limit}")
         now = time.monotonic()
         for each in followed:
             if not each.is_asked and not each.is_over and now >= each.again_at:
@@ -224,18 +221,14 @@ class Follower:
         """After the end of the run, show the lines that nodes send before they exit."""
         until = time.monotonic() + _DRAIN_S
         self._ask_status_at = _NEVER
-        try:
-            while True:
+        with suppress(ConnectionLost):
+            while not self._page.is_closed and time.monotonic() < until:
                 asked = [each for each in self._known.values() if each.is_asked]
                 if all(each.is_over or each.error for each in (*self._followed, *asked)):
-                    return
-                if self._page.is_closed or time.monotonic() >= until:
                     return
                 with suppress(ConnectionLost):  # answers sent before the connection was closed can still be received
                     self._ask_nodes()
                 self._receive_batch(until)
-        except ConnectionLost:
-            return
 
 
 def _nodes(status: RunStatus, choice: LogsRequest) -> list[NodeStatus]:

@@ -1,7 +1,8 @@
 """``tenax logs [RUN_ID or FOLDER]``: shows the output of any worker of a running or ended run.
 
-The lines of a running job come from its nodes (``live_logs``), those of an ended run from files (``log_folders``). This
-module parses the command line and prints the lines.
+The lines of a running job come from its nodes (``live_logs``). Those of an ended or killed run come from the files that
+it left on this host: the journal maps generations to folders and ranks; ``journal.times`` has the times of lines. Files
+without times (from an older tenax, or copied without them) are shown one after another, with a note.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
+from tenax._core.commands import StartWorkers
 from tenax._core.requests import LogsRequest
-from tenax._core.text import one_line
-from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
+from tenax._core.text import one_line, some_of
+from tenax._logs.query import Query, Source, following, last
+from tenax._logs.times import times_path
+from tenax._node.journal import read_journal
+from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet, shown
 from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.command import Arguments, NoSuchJob
 from tenax.cli.flags import UsageError
-from tenax.cli.job import SELECTOR_HELP, RunHasEnded, find_job, job_selector, parse_job_arguments
-from tenax.cli.run import allows_colour, print_page, print_stderr
-from tenax.cli.status import is_reader_gone, is_terminal
+from tenax.cli.job import SELECTOR_HELP, JobSelector, RunHasEnded, find_job, parse_job_arguments
+from tenax.cli.run import allows_colour, is_terminal, print_page, print_stderr
+from tenax.cli.status import is_reader_gone
 
 LOGS_USAGE = f"""\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr]
@@ -50,6 +57,7 @@ _DEFAULT_LAST = 100
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _RESET = "\x1b[0m"
+_JOURNAL = "journal.jsonl"
 
 
 def logs(argv: Sequence[str]) -> int:
@@ -62,9 +70,8 @@ def logs(argv: Sequence[str]) -> int:
     follows = bool(arguments.switches & {"--follow", "-f"})
     page = Page(has_times="--times" in arguments.switches, begins_with_divider=choice.generation < 0)
     if choice.last and not (choice.ranks or choice.stream or choice.containing or choice.since or choice.generation):
-        page.if_nothing = (
-            "the workers of the last generation wrote nothing; '--generation all' also shows the earlier ones"
-        )
+        nothing = "the workers of the last generation wrote nothing"
+        page.if_nothing = f"{nothing}; '--generation all' also shows the earlier ones"
     is_here = "--endpoint" not in arguments.values and "--rdzv-endpoint" not in arguments.values
     folders = [arg for arg in arguments.positional if is_here and is_folder(arg)]
     missing = [arg for arg in arguments.positional if arg not in folders and os.sep in arg]
@@ -76,7 +83,7 @@ def logs(argv: Sequence[str]) -> int:
         if follows:
             raise UsageError("--follow needs a run that is running, not a folder")
         return _show_folders(folders, choice, page)
-    selector = job_selector(arguments)
+    selector = JobSelector.of(arguments)
     try:
         job = find_job(selector)
     except RunHasEnded as error:
@@ -106,19 +113,101 @@ def logs(argv: Sequence[str]) -> int:
     return page.exit_code(0 if follows else 1)
 
 
-def _show_folders(folders: list[str], choice: LogsRequest, page: Page) -> int:
-    from tenax.cli.log_folders import lines_of
-
-    lines_of(folders, choice, page)
-    return page.exit_code(1)
-
-
 def is_folder(arg: str) -> bool:
     """Return True if the argument is a folder rather than a run."""
     if not os.path.isdir(arg):
         return False
     is_path = os.sep in arg or arg in (os.curdir, os.pardir)
-    return is_path or os.path.exists(os.path.join(arg, "journal.jsonl"))
+    return is_path or os.path.exists(os.path.join(arg, _JOURNAL))
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+class _WorkerLog(msgspec.Struct, frozen=True):
+    path: str
+    generation: int
+    rank: int
+    local_rank: int
+    stream: str
+
+    @property
+    def which(self) -> tuple[int, int, str, int]:
+        return self.rank, self.local_rank, self.stream, self.generation
+
+
+def _show_folders(folders: list[str], choice: LogsRequest, page: Page) -> int:
+    """Show the chosen lines from these folders. Raises ``UsageError`` and ``NoSuchJob``."""
+    logs = [log for folder in _run_folders(folders) for log in _logs_in(folder)]
+    if not logs:
+        raise NoSuchJob("the run wrote no log files; 'tenax run --redirects 3' or '--tee 3' writes them")
+    ranks, generation = RankSet(choice.ranks), choice.generation or max(log.generation for log in logs)
+    chosen = [
+        log
+        for log in logs
+        if log.rank in ranks and generation in (-1, log.generation) and choice.stream in ("", log.stream)
+    ]
+    without = sum(
+        bool(os.path.getsize(log.path)) and not os.path.exists(times_path(os.fsencode(log.path))) for log in chosen
+    )
+    if without and len(chosen) > 1:
+        page.note(f"{without} files have no times; they are shown first, one after another")
+    query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
+    positions, is_more = [0 if choice.last < 0 else -1] * len(chosen), bool(chosen)
+    while is_more and not page.is_closed:
+        sources = [
+            Source(group=log.generation, path=os.fsencode(log.path), in_memory=False, start=position)
+            for log, position in zip(chosen, positions, strict=True)
+        ]
+        result = following(sources, query) if choice.last < 0 else last(sources, query)
+        page.show(LogLine(line.at, *chosen[line.source].which, shown(line.text)) for line in result.lines)
+        page.leave_out(LeftOut(*chosen[index].which, count, why) for index, count, why in result.left_out)
+        positions, is_more = result.positions, result.is_more and choice.last < 0
+    return page.exit_code(1)
+
+
+def _run_folders(folders: list[str]) -> list[str]:
+    """Replace each log folder by the folders of the only run in it. Raises ``UsageError``."""
+    found: list[str] = []
+    for folder in folders:
+        if os.path.exists(os.path.join(folder, _JOURNAL)):
+            found.append(folder)
+            continue
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            raise UsageError(f"could not read the folder {folder!r}: {error.strerror}") from error
+        inside = [os.path.join(folder, name) for name in names if os.path.exists(os.path.join(folder, name, _JOURNAL))]
+        if not inside:
+            raise UsageError(f"{folder!r} is not the log folder of a run: it has no {_JOURNAL}")
+        if len({read_journal(os.path.join(each, _JOURNAL))[0].settings.run_id for each in inside}) > 1:
+            named = some_of([os.path.basename(each) for each in inside])
+            raise UsageError(f"{folder!r} has several runs; select one: {named}")
+        found += inside
+    return found
+
+
+def _logs_in(folder: str) -> Iterator[_WorkerLog]:
+    """Yield the log files in a run's folder by generation and rank. Raises ``JournalUnreadable``."""
+    attempts: dict[int, int] = {}  # number of folders by restart count
+    journals = 0
+    # One for each run that has used the folder.
+    while os.path.exists(journal := os.path.join(folder, f"journal.{journals}.jsonl" if journals else _JOURNAL)):
+        journals += 1
+        header, steps, _ = read_journal(journal)
+        for command in (command for step in steps for command in step.commands):
+            if not isinstance(command, StartWorkers):
+                continue
+            assignment = command.assignment
+            number = attempts.get(assignment.restarts_used, 0)
+            attempts[assignment.restarts_used] = number + 1
+            attempt = f"attempt_{assignment.restarts_used}" + (f".{number}" if number else "")
+            for local_rank in range(header.settings.local_world_size):
+                for stream in STREAMS.values():
+                    path = os.path.join(folder, attempt, str(local_rank), f"{stream}.log")
+                    if os.path.isfile(path):
+                        rank = assignment.first_global_rank + local_rank
+                        yield _WorkerLog(path, assignment.generation, rank, local_rank, stream)
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
@@ -220,9 +309,9 @@ class Page:
 
     def end_line(self) -> None:
         """Start a new line on the terminal, after the ``^C`` that it shows for Ctrl-C."""
-        if is_terminal():
+        if is_terminal(sys.stdout):
             print_page("\n")
-        elif sys.stderr is not None and sys.stderr.isatty():
+        elif is_terminal(sys.stderr):
             print_stderr("")
 
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:

@@ -14,18 +14,9 @@ if TYPE_CHECKING:
 
 # The module of each command. It has a function with the command's name, and its help page: ``stop``, ``STOP_USAGE``.
 SUBCOMMANDS = {
-    "start": "start",
-    "replay": "replay",
-    "ask": "ask",
-    "status": "status",
-    "ps": "ps",
-    "logs": "logs",
-    "stacks": "stacks",
-    "stop": "operator_commands",
-    "drain": "operator_commands",
-    "restart": "operator_commands",
-    "timeline": "journal_commands",
-    "report": "journal_commands",
+    **{name: name for name in ("start", "replay", "ask", "status", "ps", "logs", "stacks")},
+    **dict.fromkeys(("stop", "drain", "restart"), "operator_commands"),
+    **dict.fromkeys(("timeline", "report"), "journal_commands"),
     "completion": "completion",
 }
 COMMANDS = ("run", *SUBCOMMANDS, "version", "help")
@@ -53,10 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return BROKEN
 
         traceback.print_exc()
-        print(
-            "tenax: this is a bug in tenax, not in your script; please report it with the traceback above",
-            file=sys.stderr,
-        )
+        bug = "this is a bug in tenax, not in your script; please report it with the traceback above"
+        print(f"tenax: {bug}", file=sys.stderr)
         return INTERNAL_ERROR
 
 
@@ -78,14 +67,18 @@ def _dispatch(args: list[str]) -> int:
         return 0
     if command in ("help", "--help", "-h"):
         return _help(rest)
-    return _print_usage_error(_unknown(command, args))
+    if command.startswith("-") or command.endswith(".py") or os.path.exists(command):
+        import shlex
+
+        return _reject(command, f"did you mean: tenax run {shlex.join(args)}")
+    return _reject(command, _similar_command(command))
 
 
-def _print_usage_error(message: str) -> int:
+def _reject(command: str, advice: str) -> int:
     from tenax._failures.exit_codes import WRONG_USAGE
     from tenax.cli.run import print_stderr
 
-    print_stderr(f"tenax: {message}\ntry: tenax help")
+    print_stderr(f"tenax: unknown command {command!r}; {advice}\ntry: tenax help")
     return WRONG_USAGE
 
 
@@ -183,24 +176,14 @@ def _help(args: list[str]) -> int:
     if args and args[0] in ("run", *SUBCOMMANDS):
         return _dispatch([args[0], "--help"])
     if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-        return _print_usage_error(_no_command(args[0], "help "))
+        return _reject(args[0], _similar_command(args[0], "help "))
     from tenax.cli.help import OVERVIEW, print_help
 
     return print_help(OVERVIEW)
 
 
-def _unknown(command: str, args: list[str]) -> str:
-    if command.startswith("-") or command.endswith(".py") or os.path.exists(command):
-        import shlex
-
-        return f"unknown command {command!r}; did you mean: tenax run {shlex.join(args)}"
-    return _no_command(command)
-
-
-def _no_command(command: str, before: str = "") -> str:
+def _similar_command(command: str, before: str = "") -> str:
     import difflib
 
     close = difflib.get_close_matches(command, COMMANDS, n=1)
-    if close:
-        return f"unknown command {command!r}; did you mean 'tenax {before}{close[0]}'?"
-    return f"unknown command {command!r}; commands: {', '.join(COMMANDS)}"
+    return f"did you mean 'tenax {before}{close[0]}'?" if close else f"commands: {', '.join(COMMANDS)}"

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from tenax._core.requests import AnyRequest, DrainRequest, NodeRequest, RestartRequest, StatusRequest, StopRequest
-from tenax._core.text import harmless
+from tenax._core.text import counted, harmless
 from tenax._failures.exit_codes import FAILED
 from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.command import Arguments
 from tenax.cli.flags import UsageError
-from tenax.cli.job import SELECTOR_HELP, Job, find_job, job_selector, parse_job_arguments
+from tenax.cli.job import SELECTOR_HELP, Job, JobSelector, find_job, parse_job_arguments
 from tenax.cli.run import print_page, print_stderr
-from tenax.cli.terminal_table import counted
 
 _COMMON = f"""\
   --yes       do not ask for confirmation
@@ -129,7 +128,7 @@ def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
 
 def _do(arguments: Arguments, request: AnyRequest, plan: Callable[[Job, RunStatus], str]) -> int:
     """Send the request once the user has confirmed the plan, and with --wait, wait until the agent has exited."""
-    with find_job(job_selector(arguments)) as job, ExitStack() as stack:
+    with find_job(JobSelector.of(arguments)) as job, ExitStack() as stack:
         waits = "--wait" in arguments.switches
         agent = _pidfd_of_agent(job) if waits else -1  # before the agent can exit and its pid be reused
         if agent >= 0:
@@ -180,13 +179,8 @@ def _why(arguments: Arguments, done: str) -> str:
     why = arguments.values.get("--why", "").strip()
     if len(why.encode(errors="surrogateescape")) > _MAX_WHY:
         raise UsageError(f"--why takes at most {_MAX_WHY} bytes")
-    return why or f"{done} by {_operator()}"
-
-
-def _operator() -> str:
-    """Return the user and host that sent the request."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         name = f"user {os.getuid()}"
-    return f"{name} on {os.uname().nodename}"
+    return why or f"{done} by {name} on {os.uname().nodename}"

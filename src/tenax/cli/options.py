@@ -20,7 +20,7 @@ import msgspec
 
 from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax._node.job import DEFAULT_SHUTDOWN_TIMEOUT_S, JobSpec, abandon_s_from
-from tenax.cli.flags import BY_DEST, UsageError, closest_flag, convert, usage_errors
+from tenax.cli.flags import BY_DEST, UsageError, convert, suggestion, usage_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,7 +102,12 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
     else:
         backend, endpoint, configs = _one_node_rendezvous(flags)
     workers = _workers(flags, environ)
-    fatal_exit_codes, fatal_errors = _fatal(flags)
+    grace_s = flags["shutdown_timeout"]
+    if grace_s is None:
+        text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or str(DEFAULT_SHUTDOWN_TIMEOUT_S)
+        grace_s = convert(BY_DEST["shutdown_timeout"], text, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+    policy_name = None if flags["restart_policy"] in ("", "budget") else flags["restart_policy"]
+    fatal_exit_codes, fatal_errors = _fatal(flags, policy_name)
     decided = dict(
         preload=_preload(flags),
         python=environ.get("PYTHON_EXEC", ""),
@@ -112,9 +117,9 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
         nproc_as_written=str(flags["nproc_per_node"]),
         fatal_exit_codes=fatal_exit_codes,
         fatal_errors=fatal_errors,
-        policy_name=_policy_name(flags),
+        policy_name=policy_name,
         restart_policy=None,
-        shutdown_timeout=_shutdown_timeout(flags["shutdown_timeout"], environ),
+        shutdown_timeout=grace_s,
         abandon_s=abandon_s_from(environ),
         notice_s=flags["notice_seconds"],
         log_dir=flags["log_dir"] or None,
@@ -130,7 +135,6 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
         dashboard=_dashboard(flags),
         trace=_trace(flags),
         run_id="" if flags["rdzv_id"] == "none" and most == 1 else flags["rdzv_id"],
-        role=_name("--role", flags["role"]),
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
@@ -138,9 +142,13 @@ def decide(flags: FlagValues, environ: Mapping[str, str], allocation: Allocation
         allocation=allocation,
         colours=environ.get("TERM") != "dumb" and not environ.get("NO_COLOR"),
     )
+    if problem := name_problem(flags["role"]):  # other nodes would reject it
+        raise UsageError(f"invalid --role {flags['role'][:MAX_NAME]!r}: {problem}")
     _check_signals(flags, backend)
-    if backend not in ONE_NODE_BACKENDS:
-        _check_polled(flags)
+    if backend not in ONE_NODE_BACKENDS:  # an agent that polls a third-party rendezvous does not have these
+        for dest in ("dashboard", "on_hang", "trace", "preload", "standby_setup", "report"):
+            if flags[dest] not in (None, "", "off", "none"):
+                flags.drop(dest, "rdzv_backend", why=f"{flags.name(dest)} is for tenax's own backends")
     _check_standby_setup(flags, decided["preload"], can_restart=most > 1 or flags["max_restarts"] > 0)
     _note_unused_flags(flags)
     if allocation is not None:
@@ -170,7 +178,7 @@ class FlagValues(msgspec.Struct):
 
     def typed(self, dest: str) -> bool:
         """Return True if the flag was given on the command line."""
-        return dest in self.sources and not self.from_environment(dest)
+        return self.given(dest) and not self.from_environment(dest)
 
     def from_environment(self, dest: str) -> bool:
         """Return True if a ``PET_*`` variable or the scheduler gave it."""
@@ -196,54 +204,72 @@ class FlagValues(msgspec.Struct):
         """Return the message that two flags cannot be combined."""
         return f"{self.quote(one)} and {self.quote(other)} cannot be combined{f': {why}' if why else ''}; {advice}"
 
-    def settle(self, winner: str, loser: str, refusal: str) -> None:
-        """Resolve a conflict: the command line overrides a variable; otherwise raise ``UsageError(refusal)``."""
+    def invalid(self, dest: str, expected: str, text: str) -> UsageError:
+        return UsageError(f"{self.name(dest)} takes {expected}, not {text!r}")
+
+    def settle(self, winner: str, loser: str, refusal: str = "", why: str = "") -> None:
+        """Resolve a conflict: the command line overrides a variable; otherwise raise ``UsageError``."""
         if not (self.from_environment(loser) and self.typed(winner)):
-            raise UsageError(refusal)
+            raise UsageError(refusal or self.conflict(winner, loser, why))
         self.note_unused(loser, winner)
 
-    def drop(self, loser: str, winner: str, refusal: str) -> None:
+    def drop(self, loser: str, winner: str, refusal: str = "", why: str = "") -> None:
         """Ignore a flag that another one rules out, with a note. On the command line it is an error."""
         if self.typed(loser):
-            raise UsageError(refusal)
+            raise UsageError(refusal or self.conflict(loser, winner, why))
         if self.given(loser):
             self.note_unused(loser, winner)
 
     def note_unused(self, loser: str, winner: str) -> None:
         self.notes.append(f"{self.quote(loser)} is ignored because of {self.quote(winner)}")
 
+    def typed_master(self) -> str:
+        """Return --master-port or --master-addr, whichever is on the command line; empty if neither is."""
+        return next((dest for dest in ("master_port", "master_addr") if self.typed(dest)), "")
+
+    def overrides_endpoint(self) -> bool:
+        """Return True if --master-addr or --master-port on the command line overrides the endpoint of a variable."""
+        master = self.typed_master() if self.from_environment("rdzv_endpoint") else ""
+        if master:
+            self.note_unused("rdzv_endpoint", master)
+        return bool(master)
+
+    def other_addresses(self) -> list[tuple[str, str]]:
+        """Return --master-addr and --master-port if they differ from the endpoint, each with a message."""
+        return [
+            (dest, f"{self.quote('rdzv_endpoint')} and {self.quote(dest)} are different addresses; remove one of them")
+            for dest, own in zip(("master_addr", "master_port"), split_endpoint(self["rdzv_endpoint"]), strict=True)
+            if self.given(dest) and str(self[dest]) != own
+        ]
+
+    def check_endpoint(self) -> None:
+        text = self["rdzv_endpoint"]
+        host, port = split_endpoint(text)
+        if text and (not is_host(host) or (port and not (port.isdecimal() and int(port) < 65536))):
+            raise self.invalid("rdzv_endpoint", "HOST or HOST:PORT with a port below 65536", text)
+
 
 def node_range(flags: FlagValues) -> tuple[int, int]:
-    """Return the minimum and maximum number of nodes."""
-    least, most = _least_and_most(flags)
+    text = flags["nnodes"]
+    first, colon, second = text.partition(":")
+    try:
+        least, most = int(first), int(second if colon else first)
+    except ValueError:
+        least = most = 0
+    if not 1 <= least <= most:
+        raise flags.invalid("nnodes", "N, or MIN:MAX with 1 <= MIN <= MAX", text)
+    if most > MAX_NODES:
+        raise flags.invalid("nnodes", f"at most {MAX_NODES} nodes", text)
     if most > 1 and flags["standalone"]:
         if flags.typed("nnodes") and not flags.typed("standalone"):
             flags.note_unused("standalone", "nnodes")
         else:
-            flags.settle("standalone", "nnodes", flags.conflict("standalone", "nnodes"))
+            flags.settle("standalone", "nnodes")
             least = most = 1
     if most == 1 and flags["node_rank"] != 0:
-        flags.settle(
-            "standalone" if flags["standalone"] else "nnodes",
-            "node_rank",
-            f"{flags.quote('node_rank')} is out of range: the job has one node, with rank 0; remove it",
-        )
+        refusal = f"{flags.quote('node_rank')} is out of range: the job has one node, with rank 0; remove it"
+        flags.settle("standalone" if flags["standalone"] else "nnodes", "node_rank", refusal)
     return least, most
-
-
-def _least_and_most(flags: FlagValues) -> tuple[int, int]:
-    text = flags["nnodes"]
-    least, colon, most = text.partition(":")
-    try:
-        smallest = int(least)
-        biggest = int(most) if colon else smallest
-    except ValueError:
-        smallest = biggest = 0
-    if not 1 <= smallest <= biggest:
-        raise UsageError(f"{flags.name('nnodes')} takes N, or MIN:MAX with 1 <= MIN <= MAX, not {text!r}")
-    if biggest > MAX_NODES:
-        raise UsageError(f"{flags.name('nnodes')} takes at most {MAX_NODES} nodes, not {text!r}")
-    return smallest, biggest
 
 
 def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
@@ -253,9 +279,12 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         raise UsageError(f"{flags.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
     configs = _settings(flags)
     if backend in ONE_NODE_BACKENDS - ETCD_BACKENDS and configs.get("store_type") != "file":
-        check_endpoint(flags)
+        flags.check_endpoint()
     if flags["standalone"]:
-        _check_standalone_rendezvous(flags)
+        if flags.given("rdzv_endpoint") and split_endpoint(endpoint)[0].lower() not in _LOOPBACK:
+            flags.settle("standalone", "rdzv_endpoint", why="the endpoint is another host")
+        if backend not in _STANDALONE_BACKENDS:
+            flags.settle("standalone", "rdzv_backend", why="one node needs no rendezvous")
         backend, endpoint = "static", ""
     elif backend != "static" and not _prefers_master(flags):
         if backend not in ETCD_BACKENDS:
@@ -263,8 +292,8 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         if flags.typed("rdzv_backend"):
             flags.notes.append(f"{flags.quote('rdzv_backend')} is not used: one node needs no rendezvous")
         return "local", "", configs
-    if endpoint and not overrides_endpoint(flags):
-        for dest, refusal in other_addresses(flags, endpoint):
+    if endpoint and not flags.overrides_endpoint():
+        for dest, refusal in flags.other_addresses():
             flags.settle("rdzv_endpoint", dest, refusal)
         host, port = split_endpoint(endpoint)
     elif _names_master(flags):
@@ -273,15 +302,6 @@ def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
         return "local", "", configs
     configs["rank"] = 0
     return "static", f"[{host}]:{port or 0}" if ":" in host else f"{host}:{port or 0}", configs
-
-
-def _check_standalone_rendezvous(flags: FlagValues) -> None:
-    if flags.given("rdzv_endpoint") and split_endpoint(flags["rdzv_endpoint"])[0].lower() not in _LOOPBACK:
-        refusal = flags.conflict("standalone", "rdzv_endpoint", "the endpoint is another host")
-        flags.settle("standalone", "rdzv_endpoint", refusal)
-    if flags["rdzv_backend"] not in _STANDALONE_BACKENDS:
-        refusal = flags.conflict("standalone", "rdzv_backend", "one node needs no rendezvous")
-        flags.settle("standalone", "rdzv_backend", refusal)
 
 
 def _prefers_master(flags: FlagValues) -> bool:
@@ -298,49 +318,15 @@ def _prefers_master(flags: FlagValues) -> bool:
     return False
 
 
-def types_master(flags: FlagValues) -> str:
-    """Return --master-port or --master-addr, whichever is on the command line; empty if neither is."""
-    return next((dest for dest in ("master_port", "master_addr") if flags.typed(dest)), "")
-
-
-def overrides_endpoint(flags: FlagValues) -> bool:
-    """Return True if --master-addr or --master-port on the command line overrides the endpoint of a variable."""
-    master = types_master(flags) if flags.from_environment("rdzv_endpoint") else ""
-    if master:
-        flags.note_unused("rdzv_endpoint", master)
-    return bool(master)
-
-
 def _names_master(flags: FlagValues) -> bool:
     """Return True if --master-addr or --master-port sets the rendezvous address of this node's workers."""
     given = [dest for dest in ("master_addr", "master_port") if flags.given(dest)]
-    if types_master(flags):
-        return True
     # A cluster's variables describe a job of several nodes. This node runs a job of its own and may not be the master.
-    if flags["standalone"] or flags["node_rank"] != 0:
-        why = "standalone" if flags["standalone"] else "nnodes"
+    if not flags.typed_master() and (flags["standalone"] or flags["node_rank"] != 0):
         for dest in given:
-            flags.note_unused(dest, why)
+            flags.note_unused(dest, "standalone" if flags["standalone"] else "nnodes")
         return False
     return bool(given)
-
-
-def other_addresses(flags: FlagValues, endpoint: str) -> list[tuple[str, str]]:
-    """Return --master-addr and --master-port if they differ from the endpoint, each with a message."""
-    host, port = split_endpoint(endpoint)
-    is_same = {"master_addr": flags["master_addr"] == host, "master_port": str(flags["master_port"]) == port}
-    return [
-        (dest, f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} are different addresses; remove one of them")
-        for dest in is_same
-        if flags.given(dest) and not is_same[dest]
-    ]
-
-
-def check_endpoint(flags: FlagValues) -> None:
-    text = flags["rdzv_endpoint"]
-    host, port = split_endpoint(text)
-    if text and (not is_host(host) or (port and not (port.isdecimal() and int(port) < 65536))):
-        raise UsageError(f"{flags.name('rdzv_endpoint')} takes HOST or HOST:PORT with a port below 65536, not {text!r}")
 
 
 def is_host(host: str) -> bool:
@@ -378,8 +364,7 @@ def _settings(flags: FlagValues) -> dict[str, Any]:
         settings[key] = value
     if flags["rdzv_backend"] in ONE_NODE_BACKENDS:
         for key in (key for key in settings if key not in _KNOWN_SETTINGS):
-            close = closest_flag(key, _KNOWN_SETTINGS)
-            flags.notes.append(f"ignoring unknown {name} key {key!r}" + (f"; did you mean {close!r}?" if close else ""))
+            flags.notes.append(f"ignoring unknown {name} key {key!r}{suggestion(key, _KNOWN_SETTINGS)}")
     for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
         if secret in settings and flags.typed("rdzv_conf"):
             raise UsageError(
@@ -387,13 +372,6 @@ def _settings(flags: FlagValues) -> dict[str, Any]:
                 f"only you can read and pass '{name} {secret}_file=FILE', or set the variable {variable}"
             )
     return settings
-
-
-def _name(what: str, name: str) -> str:
-    """Return a name that other nodes accept. Raises UsageError."""
-    if problem := name_problem(name):
-        raise UsageError(f"invalid {what} {name[:MAX_NAME]!r}: {problem}")
-    return name
 
 
 def _workers(flags: FlagValues, environ: Mapping[str, str]) -> int:
@@ -408,11 +386,9 @@ def _workers(flags: FlagValues, environ: Mapping[str, str]) -> int:
 
         count = parse_nproc(text, environ)  # its message names the flag
     if count < 1:
-        raise UsageError(
-            f"{flags.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
-        )
+        raise flags.invalid("nproc_per_node", "a number of at least 1, 'auto', 'cpu' or 'gpu'", text)
     if count > MAX_SLOTS:
-        raise UsageError(f"{flags.name('nproc_per_node')} takes at most {MAX_SLOTS} workers, not {text!r}")
+        raise flags.invalid("nproc_per_node", f"at most {MAX_SLOTS} workers", text)
     return count
 
 
@@ -425,10 +401,8 @@ def _streams(flags: FlagValues, dest: str, workers: int) -> int | dict[int, int]
     for pair in text.split(","):
         rank, _, streams = (part.strip() for part in pair.partition(":"))
         if not rank.isdecimal() or streams not in ("0", "1", "2", "3"):
-            raise UsageError(
-                f"{flags.name(dest)} takes 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as "
-                f"'0:1,1:3', not {text!r}"
-            )
+            expected = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as '0:1,1:3'"
+            raise flags.invalid(dest, expected, text)
         _check_rank(flags, dest, int(rank), workers)
         chosen[int(rank)] = int(streams)
     return chosen
@@ -438,20 +412,18 @@ def _ranks(flags: FlagValues, workers: int) -> frozenset[int]:
     text = flags["local_ranks_filter"].strip()
     if not text:
         return frozenset()
-    ranks = [rank.strip() for rank in text.split(",")]
-    if not all(rank.isdecimal() for rank in ranks):
-        raise UsageError(f"{flags.name('local_ranks_filter')} takes local ranks such as '0' or '0,1,2', not {text!r}")
+    if not all(rank.strip().isdecimal() for rank in text.split(",")):
+        raise flags.invalid("local_ranks_filter", "local ranks such as '0' or '0,1,2'", text)
+    ranks = [int(rank) for rank in text.split(",")]
     for rank in ranks:
-        _check_rank(flags, "local_ranks_filter", int(rank), workers)
-    return frozenset(map(int, ranks))
+        _check_rank(flags, "local_ranks_filter", rank, workers)
+    return frozenset(ranks)
 
 
 def _check_rank(flags: FlagValues, dest: str, rank: int, workers: int) -> None:
     if rank >= workers:
-        there_are = (
-            "there is one worker, local rank 0" if workers == 1 else f"there are {workers} workers, 0 to {workers - 1}"
-        )
-        raise UsageError(f"{flags.quote(dest)}: local rank {rank} is out of range; {there_are}")
+        are = "is one worker, local rank 0" if workers == 1 else f"are {workers} workers, 0 to {workers - 1}"
+        raise UsageError(f"{flags.quote(dest)}: local rank {rank} is out of range; there {are}")
 
 
 def _check_signals(flags: FlagValues, backend: str) -> None:
@@ -459,56 +431,41 @@ def _check_signals(flags: FlagValues, backend: str) -> None:
         return
     from tenax._node.signals import parse_signals
 
-    parsed = []
+    parsed = {}
     for dest in ("signals_to_handle", "notice_signals"):
         with usage_errors(f"{flags.name(dest)}: "):
-            parsed.append(parse_signals(flags[dest]))
-    stopping, announcing = parsed
-    both = next((number.name for number in announcing if number in stopping), "")
-    if both:
-        raise UsageError(
-            f"{both} is in {flags.name('notice_signals')} and in {flags.name('signals_to_handle')}; a signal either "
-            "announces preemption or stops the job, so remove it from one of them"
-        )
-    if announcing and backend not in ONE_NODE_BACKENDS:
+            parsed[dest] = parse_signals(flags[dest])
+    for number in parsed["notice_signals"]:
+        if number in parsed["signals_to_handle"]:
+            raise UsageError(
+                f"{number.name} is in {flags.name('notice_signals')} and in {flags.name('signals_to_handle')}; a "
+                "signal either announces preemption or stops the job, so remove it from one of them"
+            )
+    if parsed["notice_signals"] and backend not in ONE_NODE_BACKENDS:
         why = "only tenax's own backends send notices to other nodes"
         raise UsageError(flags.conflict("notice_signals", "rdzv_backend", why))
 
 
-def _check_polled(flags: FlagValues) -> None:
-    """Reject what an agent that polls a third-party rendezvous does not have."""
-    for dest in ("dashboard", "on_hang", "trace", "preload", "standby_setup", "report"):
-        if flags[dest] not in (None, "", "off", "none"):
-            why = f"{flags.name(dest)} is for tenax's own backends"
-            flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
-
-
-def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the exit codes and exceptions after which the job is not restarted."""
-    codes, errors = (
-        [part.strip() for part in flags[dest].split(",") if part.strip()]
-        for dest in ("fatal_exit_codes", "fatal_errors")
-    )
+def _fatal(flags: FlagValues, policy: str | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    codes, errors = _parts(flags["fatal_exit_codes"]), _parts(flags["fatal_errors"])
     if not all(code.isdecimal() and 1 <= int(code) <= 255 for code in codes):
-        raise UsageError(
-            f"{flags.name('fatal_exit_codes')} takes exit codes from 1 to 255 such as '2,64', "
-            f"not {flags['fatal_exit_codes']!r}"
-        )
-    if not all(part.isidentifier() for error in errors for part in error.split(".")):
-        raise UsageError(
-            f"{flags.name('fatal_errors')} takes names of exceptions such as 'ValueError,ConfigError', "
-            f"not {flags['fatal_errors']!r}"
-        )
-    policy = _policy_name(flags)
+        expected = "exit codes from 1 to 255 such as '2,64'"
+        raise flags.invalid("fatal_exit_codes", expected, flags["fatal_exit_codes"])
+    if not all(map(_is_dotted_name, errors)):
+        expected = "names of exceptions such as 'ValueError,ConfigError'"
+        raise flags.invalid("fatal_errors", expected, flags["fatal_errors"])
     if (codes or errors) and policy is not None:
         given = flags.name("fatal_exit_codes" if codes else "fatal_errors")
         raise UsageError(f"{given} is for the restart policy 'budget', and {policy!r} was chosen; use one of the two")
     return tuple(dict.fromkeys(map(int, codes))), tuple(dict.fromkeys(errors))
 
 
-def _policy_name(flags: FlagValues) -> str | None:
-    """Return the name of the restart policy; None: the default one."""
-    return None if flags["restart_policy"] in ("", "budget") else str(flags["restart_policy"])
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _is_dotted_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def _numa_options(mode: str | None) -> NumaOptions | None:
@@ -517,14 +474,6 @@ def _numa_options(mode: str | None) -> NumaOptions | None:
     from tenax.numa.binding import AffinityMode, NumaOptions
 
     return NumaOptions(AffinityMode(mode))
-
-
-def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
-    if given is not None:
-        return given
-    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
-    flag = BY_DEST["shutdown_timeout"]
-    return int(convert(flag, text, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) if text else DEFAULT_SHUTDOWN_TIMEOUT_S
 
 
 def _note_unused_flags(flags: FlagValues) -> None:
@@ -553,7 +502,7 @@ def _dashboard(flags: FlagValues) -> str:
         return ""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{flags.name('dashboard')} takes PORT or HOST:PORT, not {text!r}")
+        raise flags.invalid("dashboard", "PORT or HOST:PORT", text)
     return f"{host or '127.0.0.1'}:{int(port)}"
 
 
@@ -562,7 +511,7 @@ def _trace(flags: FlagValues) -> str:
     if text and text.partition(":")[0] != "otel":
         from tenax._core.text import hide_passwords
 
-        raise UsageError(f"{flags.name('trace')} takes 'otel' or 'otel:URL', not {hide_passwords(text)!r}")
+        raise flags.invalid("trace", "'otel' or 'otel:URL'", hide_passwords(text))
     return text
 
 
@@ -571,25 +520,21 @@ def _check_standby_setup(flags: FlagValues, preload: object, *, can_restart: boo
     if not text:
         return
     module, _, function = text.partition(":")
-    if not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise UsageError(f"{flags.name('standby_setup')} takes MODULE:FUNCTION, not {text!r}")
-    if preload == "none":
-        raise UsageError(f"{flags.quote('standby_setup')} needs standbys, and there are none without --preload")
-    if not can_restart:
-        raise UsageError(f"{flags.quote('standby_setup')} needs standbys, and there are none without --max-restarts")
+    if not function.isidentifier() or not _is_dotted_name(module):
+        raise flags.invalid("standby_setup", "MODULE:FUNCTION", text)
+    if preload == "none" or not can_restart:
+        missing = "--preload" if preload == "none" else "--max-restarts"
+        raise UsageError(f"{flags.quote('standby_setup')} needs standbys, and there are none without {missing}")
 
 
 def _preload(flags: FlagValues) -> str:
     """Return the modules to preload. Only a script that runs in its own interpreter can be forked from a template."""
     text = flags["preload"].strip()
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise UsageError(
-                f"{flags.name('preload')} takes 'auto', 'none' or modules separated by commas, not {text!r}"
-            )
+    names = _parts(text)
+    if not all(map(_is_dotted_name, names)):
+        raise flags.invalid("preload", "'auto', 'none' or modules separated by commas", text)
     if "none" in names and len(names) > 1:
-        raise UsageError(f"{flags.name('preload')} takes either 'none' or modules, not {text!r}")
+        raise flags.invalid("preload", "either 'none' or modules", text)
     for flag in ("no_python", "run_path"):
         if flags[flag]:
             if flags.typed("preload") and names != ["none"]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
+from shutil import get_terminal_size
 
 import msgspec
 
 from tenax._core.requests import StatusRequest
 from tenax._core.text import format_duration
-from tenax._engines.tcp.operator import OperatorError, connect_to_agent
+from tenax._engines.tcp.operator import OperatorError
 from tenax._view.status import RunStatus
 from tenax._view.text import format_moment, outcome_label
 from tenax.cli.command import parse_arguments, print_json
 from tenax.cli.flags import UsageError
-from tenax.cli.job import EndedRun, LocalAgent, decode, ended_runs, local_agents
-from tenax.cli.run import print_page, print_stderr
-from tenax.cli.status import is_terminal, terminal_size
+from tenax.cli.job import EndedRun, LocalAgent, connect, ended_runs, local_agents
+from tenax.cli.run import is_terminal, print_page, print_stderr
 from tenax.cli.terminal_table import Column, plain, table
 
 PS_USAGE = """\
@@ -61,7 +62,7 @@ def ps(argv: Sequence[str]) -> int:
     arguments = parse_arguments(argv, switches=("--all", "-a", "--json"))
     if arguments.positional:
         raise UsageError("no arguments expected; 'tenax status' shows one run")
-    runs = local_runs(with_ended=bool(arguments.switches & {"--all", "-a"}))
+    runs = _local_runs(with_ended=bool(arguments.switches & {"--all", "-a"}))
     if "--json" in arguments.switches:
         return print_json(runs, indent=2)
     if not runs:
@@ -75,7 +76,7 @@ def ps(argv: Sequence[str]) -> int:
     return failed
 
 
-def local_runs(*, with_ended: bool = False) -> list[LocalRun]:
+def _local_runs(*, with_ended: bool) -> list[LocalRun]:
     """Return the runs on this host, oldest first; on request with the ended ones before them."""
     by_run: dict[tuple[str, str], list[LocalAgent]] = {}
     for agent in local_agents():
@@ -107,7 +108,13 @@ def _ended(run: EndedRun) -> LocalRun:
 
 def _run(agents: list[LocalAgent], now: float) -> LocalRun:
     first = min(agents, key=lambda agent: (not agent.is_coordinator, agent.since))
-    status, trouble = _status(agents) if not first.trouble else (None, first.silence)
+    status, trouble = None, first.trouble and first.silence
+    if not trouble:
+        try:
+            with connect(agents, _STATUS_S) as job:
+                status = job.ask(StatusRequest(), RunStatus, _STATUS_S)
+        except OperatorError as error:
+            trouble = str(error)
     slots = [node.slots for node in status.nodes] if status is not None else [agent.workers for agent in agents]
     age_s = now - min(agent.since for agent in agents)
     return LocalRun(
@@ -124,24 +131,6 @@ def _run(agents: list[LocalAgent], now: float) -> LocalRun:
         pids=tuple(agent.pid for agent in agents),
         trouble=trouble,
     )
-
-
-def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
-    """Return the status from the first agent that has it, or None and the reason."""
-    trouble = ""
-    for agent in sorted(agents, key=lambda agent: (not agent.is_coordinator, agent.since)):
-        try:
-            line = connect_to_agent(agent.path, _STATUS_S)
-        except (OSError, OperatorError):
-            trouble = trouble or "its agent has just exited"
-            continue
-        try:
-            return decode(line.ask(StatusRequest(), _STATUS_S), RunStatus), ""
-        except OperatorError as error:
-            trouble = trouble or str(error)
-        finally:
-            line.close()
-    return None, trouble
 
 
 def _table(runs: list[LocalRun]) -> list[str]:
@@ -173,4 +162,4 @@ def _table(runs: list[LocalRun]) -> list[str]:
         )
         for run in runs
     ]
-    return table(columns, rows, terminal_size()[0] if is_terminal() else None)
+    return table(columns, rows, get_terminal_size().columns if is_terminal(sys.stdout) else None)

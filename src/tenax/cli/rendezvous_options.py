@@ -16,17 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenax.cli.flags import UsageError
-from tenax.cli.options import (
-    ETCD_BACKENDS,
-    MANY_NODES_BACKENDS,
-    FlagValues,
-    check_endpoint,
-    is_host,
-    other_addresses,
-    overrides_endpoint,
-    split_endpoint,
-    types_master,
-)
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, FlagValues, is_host, split_endpoint
 
 _DEFAULT_MASTER_PORT = 29500
 _WILDCARDS = frozenset({"0.0.0.0", "::", "*", "0", "::0"})  # noqa: S104 - recognised, not bound
@@ -41,7 +31,9 @@ def many_node_rendezvous(
     """Return the backend, endpoint and settings of the rendezvous."""
     backend = _backend(flags)
     if backend not in MANY_NODES_BACKENDS:
-        _check_third_party_flags(flags)
+        for dest in ("master_addr", "master_port", "node_rank"):
+            whose = "tenax's own backends" if dest == "node_rank" else "the static backend"
+            flags.drop(dest, "rdzv_backend", why=f"{flags.name(dest)} is for {whose}")
         return backend, flags["rdzv_endpoint"], settings
     endpoint = _etcd_endpoint(flags) if backend in ETCD_BACKENDS else _tcp_endpoint(flags, settings)
     is_static = backend == "static" and flags.typed("rdzv_backend")
@@ -49,16 +41,13 @@ def many_node_rendezvous(
         why = "static needs a fixed number of nodes"
         raise UsageError(flags.conflict("rdzv_backend", "nnodes", why, "use '--rdzv-backend tcp'"))
     _decide_rank(flags, least, most, settings, environ)
-    if is_static and "rank" not in settings:
-        raise UsageError(
-            f"{flags.quote('rdzv_backend')} needs the rank of each node; add --node-rank, or use '--rdzv-backend tcp', "
-            "which assigns ranks"
-        )
     if backend == "static" and "rank" not in settings:
+        if is_static:
+            advice = "add --node-rank, or use '--rdzv-backend tcp', which assigns ranks"
+            raise UsageError(f"{flags.quote('rdzv_backend')} needs the rank of each node; {advice}")
         backend = "tcp"
     if "is_host" in settings:
-        is_elected = backend in ETCD_BACKENDS
-        server = "the elected node" if is_elected else f"the node that can listen at {endpoint}"
+        server = "the elected node" if backend in ETCD_BACKENDS else f"the node that can listen at {endpoint}"
         flags.notes.append(f"is_host in {flags.name('rdzv_conf')} has no effect: {server} serves the coordinator")
     return backend, endpoint, settings
 
@@ -68,22 +57,12 @@ def _backend(flags: FlagValues) -> str:
     if not backend:
         raise UsageError(f"{flags.name('rdzv_backend')} needs a name, such as 'tcp' or 'static'")
     is_default = flags.from_environment("rdzv_backend")
-    if is_default and types_master(flags) and backend not in MANY_NODES_BACKENDS - ETCD_BACKENDS:
-        flags.note_unused("rdzv_backend", types_master(flags))
+    if is_default and flags.typed_master() and backend not in MANY_NODES_BACKENDS - ETCD_BACKENDS:
+        flags.note_unused("rdzv_backend", flags.typed_master())
         return "static"
     if backend == "local":
         raise UsageError(flags.conflict("rdzv_backend", "nnodes", "local is for one node"))
     return backend
-
-
-def _check_third_party_flags(flags: FlagValues) -> None:
-    for dest, whose in (
-        ("master_addr", "the static backend"),
-        ("master_port", "the static backend"),
-        ("node_rank", "tenax's own backends"),
-    ):
-        why = f"{flags.name(dest)} is for {whose}"
-        flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", why))
 
 
 # --- endpoint ---------------------------------------------------------------------------------------------------------
@@ -91,16 +70,14 @@ def _check_third_party_flags(flags: FlagValues) -> None:
 
 def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
     if settings.get("store_type") == "file":
-        raise UsageError(
-            f"store_type=file is not supported for several nodes; remove it from {flags.name('rdzv_conf')} and set "
-            "'--rdzv-endpoint HOST'"
-        )
+        advice = f"remove it from {flags.name('rdzv_conf')} and set '--rdzv-endpoint HOST'"
+        raise UsageError(f"store_type=file is not supported for several nodes; {advice}")
     endpoint = flags["rdzv_endpoint"].strip()
-    if endpoint and not overrides_endpoint(flags):
-        for dest, refusal in other_addresses(flags, endpoint):  # a cluster's variables are ignored, as under torchrun
+    if endpoint and not flags.overrides_endpoint():
+        for dest, refusal in flags.other_addresses():  # a cluster's variables are ignored, as under torchrun
             flags.drop(dest, "rdzv_endpoint", refusal)
         _check_reachable(flags, "rdzv_endpoint", *split_endpoint(endpoint))
-        check_endpoint(flags)
+        flags.check_endpoint()
         return str(endpoint)
     return _master_address(flags)
 
@@ -112,10 +89,8 @@ def _etcd_endpoint(flags: FlagValues) -> str:
         flags.drop(dest, "rdzv_backend", flags.conflict(dest, "rdzv_backend", advice=advice))
     endpoint = str(flags["rdzv_endpoint"]).strip()
     if not endpoint:
-        raise UsageError(
-            f"{flags.quote('rdzv_backend')} needs the addresses of etcd; add '--rdzv-endpoint HOST:PORT,HOST:PORT' "
-            "with its members, the same on all nodes"
-        )
+        advice = "add '--rdzv-endpoint HOST:PORT,HOST:PORT' with its members, the same on all nodes"
+        raise UsageError(f"{flags.quote('rdzv_backend')} needs the addresses of etcd; {advice}")
     return endpoint
 
 
@@ -152,18 +127,22 @@ def _decide_rank(
     flags: FlagValues, least: int, most: int, settings: dict[str, Any], environ: Mapping[str, str]
 ) -> None:
     """Set ``rank``, or ``node_order`` where the number of nodes may change, if the node's rank was given."""
-    _merge_rank(flags, settings)
-    if "rank" not in settings:
+    text = settings.get("rank")
+    if text is not None:
+        if not text.isdecimal():
+            raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number, at least 0, not {text!r}")
+        if flags.given("node_rank") and int(text) != flags["node_rank"]:
+            other = f"rank={text} in {flags.name('rdzv_conf')}"
+            raise UsageError(f"{flags.quote('node_rank')} and {other} are different ranks; remove one of them")
+    elif not flags.given("node_rank"):
         return
-    rank = settings["rank"]
+    rank = settings["rank"] = flags["node_rank"] if text is None else int(text)
     dest = "node_rank" if flags.given("node_rank") else "rdzv_conf"
     given = flags.quote("node_rank") if dest == "node_rank" else f"rank={rank} in {flags.name('rdzv_conf')}"
     order = settings.get("node_order") or environ.get(ORDER_VARIABLE, "")
     if order and flags.typed(dest):
-        raise UsageError(
-            f"{given} and node_order={order} cannot be combined: one sets the rank of this node, the other its "
-            "position; remove one of them"
-        )
+        why = "one sets the rank of this node, the other its position"
+        raise UsageError(f"{given} and node_order={order} cannot be combined: {why}; remove one of them")
     if order:
         flags.notes.append(f"{given} is ignored because of node_order={order}")
         del settings["rank"]
@@ -181,20 +160,3 @@ def _decide_rank(
             raise UsageError(f"{given} is out of range: the {most} nodes have the ranks {numbers}")
         flags.notes.append(f"{given} is ignored because of {flags.quote('nnodes')}")
         del settings["rank"]
-
-
-def _merge_rank(flags: FlagValues, settings: dict[str, Any]) -> None:
-    """Set ``rank`` from --node-rank or --rdzv-conf, which must not differ."""
-    text = settings.get("rank")
-    if text is not None:
-        if not text.isdecimal():
-            raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number, at least 0, not {text!r}")
-        settings["rank"] = int(text)
-    if not flags.given("node_rank"):
-        return
-    if text is not None and settings["rank"] != flags["node_rank"]:
-        raise UsageError(
-            f"{flags.quote('node_rank')} and rank={text} in {flags.name('rdzv_conf')} are different ranks; remove one "
-            "of them"
-        )
-    settings["rank"] = flags["node_rank"]

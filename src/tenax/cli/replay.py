@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 
-from tenax._core.text import format_seconds, one_line
+from tenax._core.text import counted, format_seconds, one_line
 from tenax._failures.exit_codes import FAILED, SUCCEEDED
-from tenax._node.journal import Footer, JournalUnreadable, kind_of, read_journal
+from tenax._node.journal import Footer, kind_of, read_journal
 from tenax._node.link_journal import read_link_journal
 from tenax._node.run_journal import read_run_journal, replay_run
 from tenax.cli.command import parse_arguments
@@ -31,17 +31,13 @@ Exit code 0: every decision follows from the events. 1: some do not; each is nam
 
 
 def replay(argv: Sequence[str]) -> int:
-    """Execute ``tenax replay ARGV`` and return the exit code."""
     paths = parse_arguments(argv).positional
     if len(paths) > 1:
         raise UsageError(f"expected one journal, not {len(paths)}")
     path = paths_of(paths[0] if paths else "")[0]
     path = os.path.join(path, "journal.jsonl") if os.path.isdir(path) else path
     replay_kind = {"run header": _replay_coordinator, "link header": _replay_links}.get(kind_of(path), _replay_agent)
-    try:
-        return replay_kind(path)
-    except JournalUnreadable as error:
-        raise UsageError(str(error)) from error
+    return replay_kind(path)
 
 
 def _replay_coordinator(path: str) -> int:
@@ -49,11 +45,9 @@ def _replay_coordinator(path: str) -> int:
     story, differences = replay_run(header, steps)
     settings = header.settings
     least, most = settings.min_nodes, settings.max_nodes
-    nodes = f"{least} to {most} nodes" if least < most else "1 node" if most == 1 else f"{most} nodes"
-    title = (
-        f"coordinator of run {settings.run_id} on {header.host}: {nodes}, "
-        f"max restarts {settings.max_restarts}, tenax {header.tenax}"
-    )
+    nodes = f"{least} to {most} nodes" if least < most else counted(most, "node")
+    title = f"coordinator of run {settings.run_id} on {header.host}: {nodes}"
+    title += f", max restarts {settings.max_restarts}, tenax {header.tenax}"
     return _print([title], story, footer, differences, len(steps))
 
 

@@ -14,7 +14,11 @@ from typing import Any, TextIO
 
 import msgspec
 
+from tenax._core.model import Outcome, Verdict
+from tenax._core.policy import BudgetPolicy, RestartPolicy
+from tenax._core.text import harmless, without_passwords
 from tenax._io.interfaces import RequestRefused
+from tenax._logs.specs import Std
 from tenax._node.job import JobSpec, new_run_id, rendezvous_handler
 from tenax._node.sinks import Sinks, open_sinks
 from tenax.cli.arguments import HelpRequested, parse
@@ -24,8 +28,6 @@ from tenax.cli.script import Entrypoint, entrypoint_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax._core.model import Verdict
-    from tenax._core.policy import RestartPolicy
     from tenax._node.node import Node
     from tenax.cli.options import Options
     from tenax.launcher.api import LaunchConfig
@@ -47,18 +49,15 @@ def run_command(
             return print_dry_run(options, environ)
         job = resolve(options, sys.executable)
         check_files(options, environ)
-        colour = allows_colour(sys.stderr)
-        return launch(job, environ, report_path=options.report, colour=colour, before_run=before_run)
+        return launch(job, environ, options.report, colour=allows_colour(sys.stderr), before_run=before_run)
     except HelpRequested:
         from shutil import get_terminal_size
 
         from tenax.cli.help import run_page
 
         return print_page(run_page(get_terminal_size((100, 24)).columns))
-    except UsageError as error:
+    except (UsageError, RequestRefused) as error:
         return print_usage_error(error)
-    except RequestRefused as error:
-        return print_usage_error(UsageError(str(error)))
 
 
 def check(options: Options, environ: Mapping[str, str]) -> None:
@@ -94,23 +93,11 @@ def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, 
     return LaunchConfig(**fields), job.entrypoint, list(job.args)
 
 
-@usage_errors()
-def _handler(job: JobSpec) -> RendezvousHandler:
-    try:
-        return rendezvous_handler(job)
-    except ValueError:
-        raise
-    except Exception as error:  # raised by a third-party backend
-        raise UsageError(
-            f"--rdzv-backend {job.rdzv_backend}: could not create its handler ({type(error).__name__}: {error})"
-        ) from error
-
-
 def launch(
     job: JobSpec,
     environ: Mapping[str, str],
-    *,
     report_path: str = "",
+    *,
     colour: bool = False,
     before_run: Callable[[], None] = lambda: None,
 ) -> int:
@@ -118,8 +105,14 @@ def launch(
     from tenax._node.node import Node
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
-    handler = _handler(job)
     with usage_errors():
+        try:
+            handler = rendezvous_handler(job)
+        except ValueError:
+            raise
+        except Exception as error:  # raised by a third-party backend
+            what = f"could not create its handler ({type(error).__name__}: {error})"
+            raise UsageError(f"--rdzv-backend {job.rdzv_backend}: {what}") from error
         sinks = open_sinks(job)
     if not isinstance(handler, EngineRendezvousHandler):
         before_run()
@@ -184,18 +177,19 @@ def _launch_with_polling(job: JobSpec, handler: RendezvousHandler, sinks: Sinks)
 
 def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour: bool) -> str:
     """Return the report for the console; write it as JSON to ``report_path``, if given."""
-    from tenax._core.model import Outcome
-
     if verdict.outcome is Outcome.SUCCEEDED and not report_path:
         return ""
     from shutil import get_terminal_size
 
     from tenax._failures.report import Report, brief, is_in_full, render, to_json, wall_clock_of
 
+    # This host as the verdict names it: with the node's name, if it has one.
+    first = node.part.first_global_rank if node.part is not None else -1
+    host = next((each.host for each in verdict.members if each.first_rank == first), os.uname().nodename)
     report = Report(
         verdict=verdict,
         entrypoint=job.entrypoint_name,
-        host=_own_host(verdict, node),
+        host=host,
         run_id=job.run_id,
         role=job.role,
         max_restarts=job.max_restarts,
@@ -206,7 +200,7 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
     text = ""
     if verdict.outcome is not Outcome.SUCCEEDED:
         is_full = is_in_full(verdict, node.part, job.nproc_per_node)
-        text = render(report, colour, get_terminal_size((80, 24)).columns) if is_full else brief(report)
+        text = render(report, colour, get_terminal_size().columns) if is_full else brief(report)
     if report_path:
         try:
             from tenax._io.safe_open import create_safely
@@ -216,12 +210,6 @@ def _report(verdict: Verdict, node: Node, job: JobSpec, report_path: str, colour
         except OSError as error:
             text += f"\ntenax: could not write the report to {report_path!r}: {error.strerror}\n"
     return text
-
-
-def _own_host(verdict: Verdict, node: Node) -> str:
-    """Return this host as the verdict names it: with the node's name, if it has one."""
-    first = node.part.first_global_rank if node.part is not None else -1
-    return next((each.host for each in verdict.members if each.first_rank == first), os.uname().nodename)
 
 
 def enable_compat(options: Options) -> None:
@@ -239,12 +227,12 @@ def compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return environment(environ)
 
 
-def print_usage_error(error: UsageError) -> int:
+def print_usage_error(error: ValueError) -> int:
     """Print what is wrong with the command line and return the exit code for it."""
     from tenax._failures.exit_codes import WRONG_USAGE
 
     if str(error):  # empty if another process of the scheduler's step prints it
-        print_stderr(f"tenax run: {error}{error.hint}")
+        print_stderr(f"tenax run: {error}{getattr(error, 'hint', UsageError.hint)}")
     return WRONG_USAGE
 
 
@@ -256,14 +244,10 @@ def _restart_policy(options: Options) -> RestartPolicy | None:
             return load_policy(options.policy_name)
     if not options.fatal_exit_codes and not options.fatal_errors:
         return None
-    from tenax._core.policy import BudgetPolicy
-
     return BudgetPolicy(options.fatal_exit_codes, options.fatal_errors)
 
 
 def _logs_specs(options: Options) -> Any:
-    from tenax._logs.specs import Std
-
     def streams(value: int | dict[int, int]) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}
 
@@ -279,9 +263,8 @@ def _logs_specs(options: Options) -> Any:
     except Exception as error:
         if options.logs_specs_name is None:
             raise
-        raise UsageError(
-            f"--logs-specs {options.logs_specs_name}: could not create it ({type(error).__name__}: {error})"
-        ) from error
+        what = f"could not create it ({type(error).__name__}: {error})"
+        raise UsageError(f"--logs-specs {options.logs_specs_name}: {what}") from error
 
 
 def print_dry_run(options: Options, environ: Mapping[str, str]) -> int:
@@ -290,18 +273,19 @@ def print_dry_run(options: Options, environ: Mapping[str, str]) -> int:
     return print_page(describe(options, interpreter=sys.executable, cwd=os.getcwd(), environ=environ))
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
 def allows_colour(stream: TextIO | None) -> bool:
     """Return True if the stream is a terminal with colours and the user has not disabled them."""
-    is_disabled = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return stream is not None and stream.isatty() and not is_disabled
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_stderr(text: str) -> None:
     """Print to stderr, escaped. A stderr that is closed or full is not an error, now or at exit."""
     if sys.stderr is None:
         return
-    from tenax._core.text import harmless, without_passwords
-
     text = harmless(without_passwords(text))
     try:
         descriptor = sys.stderr.fileno()
@@ -320,8 +304,6 @@ def print_page(text: str, *, is_styled: bool = False) -> int:
     if sys.stdout is None:
         return 0
     if not is_styled:
-        from tenax._core.text import harmless, without_passwords
-
         text = harmless(without_passwords(text))
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape what this terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")

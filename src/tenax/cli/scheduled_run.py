@@ -29,8 +29,6 @@ from tenax.cli.flags import BY_DEST, UsageError, usage_errors
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, FlagValues, Options
 from tenax.scheduler import Allocation, Scheduler, find_scheduler
 
-_ENDPOINTS = ("rdzv_endpoint", "master_addr", "master_port")
-
 
 class Refused(UsageError):
     """The scheduler started the wrong processes. All of them are refused; the message is empty except in the first."""
@@ -65,7 +63,8 @@ def _defaults(allocation: Allocation, flags: FlagValues, environ: Mapping[str, s
     defaults: dict[str, Any] = {"rdzv_id": allocation.run_id}
     if several:
         defaults["nnodes"] = str(allocation.nodes)
-    if several and backend in MANY_NODES_BACKENDS - ETCD_BACKENDS and not any(map(flags.given, _ENDPOINTS)):
+    has_endpoint = any(map(flags.given, ("rdzv_endpoint", "master_addr", "master_port")))
+    if several and backend in MANY_NODES_BACKENDS - ETCD_BACKENDS and not has_endpoint:
         defaults["rdzv_endpoint"] = allocation.endpoint
     if allocation.workers:
         defaults["nproc_per_node"] = str(allocation.workers)
@@ -132,10 +131,8 @@ def with_secret(options: Options, environ: Mapping[str, str]) -> Options:
         make_shared_secret(path)
     except OSError as error:
         configs = {key: value for key, value in options.rdzv_configs.items() if key != "token_file"}
-        note = (
-            f"the run has no secret, because {path} could not be created: {error.strerror}; to set one: --rdzv-conf "
-            "token_file=FILE"
-        )
+        why = f"because {path} could not be created: {error.strerror}"
+        note = f"the run has no secret, {why}; to set one: --rdzv-conf token_file=FILE"
         return msgspec.structs.replace(options, rdzv_configs=configs, notes=(*options.notes, note))
     return options
 

@@ -32,7 +32,6 @@ def entrypoint_of(options: Options, interpreter: str) -> tuple[Entrypoint, list[
 
 
 def check_script(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
-    """Raise ``UsageError`` if the script or program cannot be started."""
     path = environ.get("PATH", os.defpath)
     if options.no_python:
         _check_program(options.script, cwd, path, f"--no-python {options.script}")
@@ -45,11 +44,9 @@ def check_script(options: Options, cwd: str, environ: Mapping[str, str]) -> None
 
 def _check_file(script: str, cwd: str) -> None:
     path = os.path.join(cwd, script)
-    if os.path.isfile(path):
+    if os.path.isfile(path) or os.path.isfile(os.path.join(path, "__main__.py")):
         return
     if os.path.isdir(path):
-        if os.path.isfile(os.path.join(path, "__main__.py")):
-            return
         raise UsageError(f"{script!r} is a folder without a __main__.py")
     folder, name = os.path.split(path)
     if os.path.exists(path):
@@ -81,10 +78,9 @@ def _check_program(program: str, cwd: str, path: str, as_written: str) -> None:
         return
     found = (os.path.join(cwd, folder, program) for folder in path.split(os.pathsep))
     if not any(os.path.isfile(file) and os.access(file, os.X_OK) for file in found):
-        here = (
-            f"; for the file in this folder write './{program}'" if os.path.isfile(os.path.join(cwd, program)) else ""
-        )
-        raise UsageError(f"{as_written}: no such program on PATH{here}")
+        is_here = os.path.isfile(os.path.join(cwd, program))
+        advice = f"; for the file in this folder write './{program}'" if is_here else ""
+        raise UsageError(f"{as_written}: no such program on PATH{advice}")
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:

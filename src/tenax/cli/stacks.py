@@ -14,7 +14,7 @@ from tenax._core.text import harmless
 from tenax._view.status import RunStatus
 from tenax.cli.command import NoSuchJob, print_json
 from tenax.cli.flags import UsageError
-from tenax.cli.job import SELECTOR_HELP, TIMEOUT_S, Job, decode, find_job, job_selector, parse_job_arguments
+from tenax.cli.job import SELECTOR_HELP, TIMEOUT_S, Job, JobSelector, decode, find_job, parse_job_arguments
 from tenax.cli.run import print_page
 
 _NATIVE_TIMEOUT_S = 60.0
@@ -39,7 +39,7 @@ def stacks(argv: Sequence[str]) -> int:
     wanted = arguments.values.get("--rank", "")
     if wanted and not (wanted.isdecimal() and len(wanted) < 8):
         raise UsageError(f"--rank {wanted}: expected the number of a rank, as shown by 'tenax status'")
-    with find_job(job_selector(arguments)) as job:
+    with find_job(JobSelector.of(arguments)) as job:
         found = _ask(job, int(wanted) if wanted else -1, native="--native" in arguments.switches)
     if "--json" in arguments.switches:
         return print_json(found)
@@ -48,16 +48,14 @@ def stacks(argv: Sequence[str]) -> int:
 
 def _ask(job: Job, rank: int, *, native: bool) -> list[WorkerStacks]:
     status = job.ask(StatusRequest(), RunStatus)
-    nodes = [
-        node for node in status.nodes if node.first_rank >= 0 and (rank < 0 or 0 <= rank - node.first_rank < node.slots)
-    ]
-    if not nodes:
-        what = f"rank {rank} does not run" if rank >= 0 else "no worker runs"
-        raise NoSuchJob(f"{what} in the run {status.run_id!r}: {status.doing}")
     asked = {
         job.line.send(StacksRequest(node.node_id, rank - node.first_rank if rank >= 0 else -1, native)): node
-        for node in nodes
+        for node in status.nodes
+        if node.first_rank >= 0 and (rank < 0 or 0 <= rank - node.first_rank < node.slots)
     }
+    if not asked:
+        what = f"rank {rank} does not run" if rank >= 0 else "no worker runs"
+        raise NoSuchJob(f"{what} in the run {status.run_id!r}: {status.doing}")
     found: list[WorkerStacks] = []
     until = time.monotonic() + (_NATIVE_TIMEOUT_S if native else TIMEOUT_S)
     while asked:
@@ -74,16 +72,15 @@ def _ask(job: Job, rank: int, *, native: bool) -> list[WorkerStacks]:
     return sorted(found, key=lambda worker: worker.rank)
 
 
-def _python(stacks: str) -> str:
-    """Return the stacks without native frames, by which workers are not compared."""
-    return "\n".join(line for line in stacks.splitlines() if ", line ??? in " not in line)
-
-
 def _page(found: list[WorkerStacks], *, is_one: bool) -> str:
     by_rank = {worker.rank: worker for worker in found}
     notes = dict.fromkeys(f"{worker.host}: {worker.note}" for worker in found if worker.note)
     lines: list[str] = ["", *notes] if notes else []
-    for location in places_of(LocalStacks(0, each.rank, each.pid, _python(each.stacks), each.why) for each in found):
+    compared = []
+    for worker in found:  # without native frames
+        python = "\n".join(line for line in worker.stacks.splitlines() if ", line ??? in " not in line)
+        compared.append(LocalStacks(0, worker.rank, worker.pid, python, worker.why))
+    for location in places_of(compared):
         worker = by_rank[location.ranks[0]]
         who = format_ranks(location.ranks)
         if len(location.ranks) == 1:

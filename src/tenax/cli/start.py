@@ -134,14 +134,12 @@ def start_all(plan: Plan) -> int:
 
 
 def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read_file: Callable[[str], str]) -> Plan:
-    """Parse and check the arguments. Raises ``UsageError``."""
     at = argv.index("--") if "--" in argv else len(argv)
     own, run_flags = argv[:at], tuple(argv[at + 1 :])
     arguments = parse_arguments(own, values=_VALUES)
     if arguments.positional or not run_flags:
-        raise UsageError(
-            "write the flags of 'tenax run' and the script after '--': tenax start --hosts LIST -- train.py"
-        )
+        example = "tenax start --hosts LIST -- train.py"
+        raise UsageError(f"write the flags of 'tenax run' and the script after '--': {example}")
     values = arguments.values
     connect = _connection(values)
     hosts = _hosts(values, connect, environ, read_file)
@@ -182,13 +180,13 @@ def make_plan(argv: Sequence[str], environ: Mapping[str, str], folder: str, read
 
 def _connection(values: Mapping[str, str]) -> tuple[str, ...]:
     via = values.get("--via", "ssh")
-    if via not in ("ssh", "srun"):
+    if via == "ssh":
+        return (*shlex.split(values.get("--ssh", "ssh")), *_SSH_OPTIONS)
+    if via != "srun":
         raise UsageError(f"--via takes ssh or srun, not {via!r}")
-    if via == "srun":
-        if "--ssh" in values:
-            raise UsageError("--ssh and --via srun cannot be combined; remove one of them")
-        return ("srun", "--overlap", "--quiet", "-N1", "-n1")
-    return (*shlex.split(values.get("--ssh", "ssh")), *_SSH_OPTIONS)
+    if "--ssh" in values:
+        raise UsageError("--ssh and --via srun cannot be combined; remove one of them")
+    return ("srun", "--overlap", "--quiet", "-N1", "-n1")
 
 
 def _hosts(
@@ -244,8 +242,6 @@ class _Console:
 
 
 class _Stream(Watchable):
-    """One output of a connection, split into lines."""
-
     def __init__(self, pipe: Any, console: _Console, on_line: Callable[[bytes], None]) -> None:
         self._pipe = pipe
         self._console = console
@@ -281,15 +277,11 @@ class _Stream(Watchable):
             self._pipe.close()
         return bool(data)
 
-    def read_all(self) -> None:
-        while self.read():
-            pass
-
 
 class _Connection:
     """A process of ssh or srun, and what the guard on its host reports."""
 
-    def __init__(self, plan: Plan, starter: _Starter, name: str, request: dict[str, Any]) -> None:
+    def __init__(self, plan: Plan, starter: _Starter, name: str, first: str) -> None:
         self.name = name
         self._python = plan.python
         self._starter = starter
@@ -297,7 +289,7 @@ class _Connection:
         self._marker = os.urandom(16).hex()
         self._is_checked = False
         self._error = ""  # the last line on stderr before the check
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             plan.guard(name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -306,11 +298,12 @@ class _Connection:
             env=inheritable_environ(),
         )
         self.streams = (
-            _Stream(self._process.stdout, starter.out, self._on_output),
-            _Stream(self._process.stderr, starter.err, self._on_error),
+            _Stream(self.process.stdout, starter.out, self._on_output),
+            _Stream(self.process.stderr, starter.err, self._on_error),
         )
-        self._stdin: Any = self._process.stdin
-        self.send({"marker": self._marker, **request})
+        self._stdin: Any = self.process.stdin
+        endpoint = host_name(first) if plan.resolves else ""
+        self.send({"marker": self._marker, "folder": plan.folder, "endpoint": endpoint, "silence_s": _SILENCE_S})
 
     def send(self, request: object = None) -> None:
         """Send a request; None: a heartbeat."""
@@ -322,28 +315,12 @@ class _Connection:
         with suppress(BrokenPipeError):
             self._stdin.close()
 
-    def kill(self) -> None:
-        self._process.kill()
-
-    def has_ended(self) -> bool:
-        """Read the rest if the process has ended."""
-        if self._process.poll() is None:
-            return False
-        for stream in self.streams:
-            stream.read_all()
-        return True
-
     def why_ended(self) -> str:
         if self._is_checked:
             return "the connection was lost"
-        if self._process.returncode == _SSH_FAILED:
+        if self.process.returncode == _SSH_FAILED:
             return f"cannot connect: {self._error}"
         return f"cannot start {self._python}: {self._error or 'it printed nothing'}"
-
-    def release(self) -> None:
-        self.close()
-        for stream in self.streams:
-            stream.close()
 
     def _on_output(self, line: bytes) -> None:
         text, marker, report = line.partition(f"{self._marker} ".encode())
@@ -387,7 +364,7 @@ class _Starter:
                 self._take_event(self._loop.next_event(self._deadline))
         finally:
             for connection in self._connections.values():
-                connection.kill()
+                connection.process.kill()
             if self._script is not None:
                 self._script.kill()
                 self._script.wait()
@@ -411,32 +388,24 @@ class _Starter:
 
     def step(self, event: core.AnyEvent) -> None:
         for command in self._machine.step(event, self._loop.now()):
-            self._carry_out(command)
-
-    def _carry_out(self, command: core.AnyCommand) -> None:
-        match command:
-            case core.Print():
-                self._print(command.text)
-            case core.Connect():
-                self._connect(command.host, command.order)
-            case core.StartAgent():
-                host, order = self._started[command.host]
-                self._connections[command.host].send(self._plan.agent(host, order, self._first))
-            case core.SignalAgent():
-                self._connections[command.host].send(command.number)
-            case core.CloseConnection():
-                self._connections[command.host].close()
-            case core.KillConnection():
-                self._connections[command.host].kill()
-
-    def _connect(self, host: core.Host, order: int) -> None:
-        self._started[host.name] = host, order
-        endpoint = host_name(self._first) if self._plan.resolves else ""
-        request = {"folder": self._plan.folder, "endpoint": endpoint, "silence_s": _SILENCE_S}
-        connection = _Connection(self._plan, self, host.name, request)
-        self._connections[host.name] = connection
-        for stream in connection.streams:
-            self._loop.watch(stream)
+            match command:
+                case core.Print():
+                    self._print(command.text)
+                case core.Connect():
+                    name = command.host.name
+                    self._started[name] = command.host, command.order
+                    connection = self._connections[name] = _Connection(self._plan, self, name, self._first)
+                    for stream in connection.streams:
+                        self._loop.watch(stream)
+                case core.StartAgent():
+                    host, order = self._started[command.host]
+                    self._connections[command.host].send(self._plan.agent(host, order, self._first))
+                case core.SignalAgent():
+                    self._connections[command.host].send(command.number)
+                case core.CloseConnection():
+                    self._connections[command.host].close()
+                case core.KillConnection():
+                    self._connections[command.host].process.kill()
 
     def on_checked(self, name: str, found: dict[str, Any]) -> None:
         difference_s = abs(found["time"] - time.time())
@@ -445,16 +414,22 @@ class _Starter:
         self.step(core.Checked(name, problem_of(found, self._plan)))
 
     def _reap(self) -> None:
-        """Report connections and scripts that have ended."""
         for name, connection in list(self._connections.items()):
-            if connection.has_ended():
-                del self._connections[name]
+            if connection.process.poll() is not None:
                 for stream in connection.streams:
-                    self._loop.unwatch(stream)
-                connection.release()
+                    self._read_rest(stream)
+                del self._connections[name]
+                connection.close()
                 self.step(core.Disconnected(name, connection.why_ended()))
         if self._script is not None and self._script.poll() is not None:
             self._on_discovered(self._script)
+
+    def _read_rest(self, stream: _Stream) -> None:
+        """Read what an ended process has written, and close the stream."""
+        while stream.read():
+            pass
+        self._loop.unwatch(stream)
+        stream.close()
 
     def _send_heartbeats(self) -> None:
         for connection in self._connections.values():
@@ -479,8 +454,7 @@ class _Starter:
 
     def _on_discovered(self, script: subprocess.Popen[bytes]) -> None:
         assert self._script_output is not None
-        self._script_output.read_all()
-        self._loop.unwatch(self._script_output)
+        self._read_rest(self._script_output)
         self._script = self._script_output = None
         try:
             if script.returncode:

@@ -13,17 +13,8 @@ from tenax._engines.tcp.operator import ConnectionLost, Declined
 from tenax._view.status import RunStatus
 from tenax._view.text import outcome_text
 from tenax.cli.command import NoSuchJob, print_json
-from tenax.cli.job import (
-    SELECTOR_HELP,
-    Job,
-    JobSelector,
-    NotResponding,
-    RunHasEnded,
-    find_job,
-    job_selector,
-    parse_job_arguments,
-)
-from tenax.cli.run import allows_colour, print_page, print_stderr
+from tenax.cli.job import SELECTOR_HELP, Job, JobSelector, NotResponding, RunHasEnded, find_job, parse_job_arguments
+from tenax.cli.run import allows_colour, is_terminal, print_page, print_stderr
 from tenax.cli.status_screen import event_lines, render
 
 STATUS_USAGE = f"""\
@@ -51,7 +42,7 @@ _MAX_TRIES = 30  # in a row, to find the run again
 
 def status(argv: Sequence[str]) -> int:
     arguments = parse_job_arguments(argv, switches=("--watch", "--json"))
-    selector = job_selector(arguments)
+    selector = JobSelector.of(arguments)
     as_json = "--json" in arguments.switches
     try:
         found = find_job(selector)
@@ -62,20 +53,19 @@ def status(argv: Sequence[str]) -> int:
             try:
                 return _Watch(selector, job, as_json=as_json).run()
             except KeyboardInterrupt:
-                print_page("\n" if is_terminal() else "")
+                print_page("\n" if is_terminal(sys.stdout) else "")
                 return 0
         status = _ask(job)
     if as_json:
         return print_json(status, indent=2)
-    if is_terminal():
-        return print_page(render(status, terminal_size()[0], colour=allows_colour(sys.stdout)), is_styled=True)
-    return print_page(render(status, max(80, terminal_size()[0])))
+    if is_terminal(sys.stdout):
+        return print_page(render(status, get_terminal_size().columns, colour=allows_colour(sys.stdout)), is_styled=True)
+    return print_page(render(status, max(80, get_terminal_size().columns)))
 
 
 def _show_ended(error: RunHasEnded, *, as_json: bool) -> int:
-    """Show how a run ended, from its journals on this host."""
     from tenax._view.summary import format_summary, summary_of
-    from tenax.cli.journals import read_histories
+    from tenax.cli.journal_commands import read_histories
 
     histories = read_histories(error.ended.folders).histories
     if not histories:
@@ -89,10 +79,6 @@ def _ask(job: Job, mark: str = "") -> RunStatus:
     return job.ask(StatusRequest(mark, _WAIT_S if mark else 0.0, with_activity=True), RunStatus)
 
 
-def is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
 def is_reader_gone(within_s: float = 0.0) -> bool:
     """Return True if the reader of stdout has closed the pipe (``| head``), or closes it within this time."""
     waiter = select.poll()
@@ -100,10 +86,6 @@ def is_reader_gone(within_s: float = 0.0) -> bool:
         with suppress(OSError):  # an object in this process that has no descriptor
             waiter.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in waiter.poll(within_s * 1000))
-
-
-def terminal_size() -> tuple[int, int]:
-    return get_terminal_size((80, 24))
 
 
 # --- --watch ----------------------------------------------------------------------------------------------------------
@@ -120,7 +102,7 @@ class _Watch:
         self._selector = selector
         self._job = job
         self._as_json = as_json
-        self._is_screen = is_terminal() and not as_json
+        self._is_screen = is_terminal(sys.stdout) and not as_json
         self._has_drawn = False
         self._shown_until = -1.0  # the time of the last event
         self._mark = ""
@@ -154,7 +136,7 @@ class _Watch:
         if self._as_json:
             return print_json(status)
         if self._is_screen:
-            width, height = terminal_size()
+            width, height = get_terminal_size()
             text = render(status, width, height - 1, colour=allows_colour(sys.stdout))
             begin = "\x1b[H" if self._has_drawn else "\x1b[H\x1b[2J"
             self._has_drawn = True
@@ -172,9 +154,8 @@ class _Watch:
                 self._job = find_job(self._selector)
             except NoSuchJob as error:
                 self._print(str(error))
-                if not self._selector.endpoint and not isinstance(error, NotResponding):
-                    return False
-                if is_reader_gone(_RETRY_S):
+                is_gone = not self._selector.endpoint and not isinstance(error, NotResponding)
+                if is_gone or is_reader_gone(_RETRY_S):
                     return False
             else:
                 return True
@@ -188,6 +169,5 @@ class _Watch:
 
 
 def outcome_message(status: RunStatus) -> str:
-    """Return a message about how the run ended."""
     ended = outcome_text(status.outcome) or "has ended"
     return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")

@@ -10,10 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from tenax._core.text import format_duration, harmless
+from tenax._core.text import counted, format_duration, harmless
 from tenax._view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
 from tenax._view.text import STATED_BY_EXIT, cause_text, format_goodput, outcome_label
-from tenax.cli.terminal_table import Column, counted, cut, plain, table, wrapped
+from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 
 MIN_WIDTH = 40
 _BOLD, _RED, _GREEN, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
@@ -33,18 +33,12 @@ _COLUMNS = (
     Column("WORKERS", 4),
     Column("STEP", 6, is_right=True),
 )
+_NUMBERS = (("LAST OUTPUT", 6), ("STEP", 7), ("LAST STEP", 8), ("PER STEP", 5), ("CPU", 3), ("GPU", 3))
 _WORKER_COLUMNS = (
     Column("RANK", 9, is_right=True),
     Column("NODE", 4, min_width=10),
-    Column("LAST OUTPUT", 6, is_right=True),
-    Column("STEP", 7, is_right=True),
-    Column("LAST STEP", 8, is_right=True),
-    Column("PER STEP", 5, is_right=True),
-    Column("CPU", 3, is_right=True),
-    Column("GPU", 3, is_right=True),
+    *(Column(title, priority, is_right=True) for title, priority in _NUMBERS),
 )
-
-
 # Maximum numbers of nodes (or workers), events and failures.
 _DEFAULT_LIMITS = (16, 8, 4)
 # Tried in this order until the screen fits the height.
@@ -119,20 +113,19 @@ def _summary(status: RunStatus) -> list[tuple[str, str]]:
         if last.ended_why:
             entries.append(("ended", plain(last.ended_why)))
     entries += [("slow", plain(each)) for each in status.slow]
-    entries.append(("restarts", _restarts(status)))
-    if line := format_goodput(status.goodput):
-        entries.append(("time", line))
-    return entries
-
-
-def _restarts(status: RunStatus) -> str:
     used, most = status.restarts_used, status.max_restarts
     budget = f"{used} of {most} used, {max(0, most - used)} left"
     parts = [budget if used or most else "none allowed (--max-restarts 0)"]
-    kinds = ("membership change", "drain", "operator restart")
-    counts = (status.membership_changes, status.drains, status.requests)
-    parts += [counted(count, what) for count, what in zip(counts, kinds, strict=True) if count]
-    return "; ".join(parts)
+    uncharged = {
+        "membership change": status.membership_changes,
+        "drain": status.drains,
+        "operator restart": status.requests,
+    }
+    parts += [counted(count, what) for what, count in uncharged.items() if count]
+    entries.append(("restarts", "; ".join(parts)))
+    if line := format_goodput(status.goodput):
+        entries.append(("time", line))
+    return entries
 
 
 def _labelled(label: str, text: str, width: int) -> list[str]:
@@ -146,7 +139,10 @@ def _labelled(label: str, text: str, width: int) -> list[str]:
 
 def _nodes(status: RunStatus, width: int, most: int) -> list[str]:
     nodes = sorted(status.nodes, key=_sort_key)
-    lines = [_paint(_BOLD, cut(_count(status), width))]
+    is_fixed = status.min_nodes == status.max_nodes
+    span = str(status.max_nodes) if is_fixed else f"{status.min_nodes} to {status.max_nodes}"
+    states = f": {_states((*status.nodes, *status.left))}" if status.nodes or status.left else ""
+    lines = [_paint(_BOLD, cut(f"nodes, {len(nodes)} of {span}{states}", width))]
     shown = nodes[:most] if len(nodes) > most + 1 else nodes  # "and 1 more" takes as many lines as that node
     if not shown:
         return lines
@@ -163,13 +159,6 @@ def _nodes(status: RunStatus, width: int, most: int) -> list[str]:
     if any(node.is_coordinator for node in shown) and len(nodes) > 1:
         lines.append(f"{_INDENT}* serves the coordinator")
     return lines
-
-
-def _count(status: RunStatus) -> str:
-    least, most = status.min_nodes, status.max_nodes
-    span = str(most) if least == most else f"{least} to {most}"
-    states = f": {_states((*status.nodes, *status.left))}" if status.nodes or status.left else ""
-    return f"nodes, {len(status.nodes)} of {span}{states}"
 
 
 def _states(nodes: Sequence[NodeStatus]) -> str:
@@ -192,21 +181,14 @@ def _row(status: RunStatus, node: NodeStatus) -> tuple[str, ...]:
     name = plain(node.name) + (" *" if node.is_coordinator and len(status.nodes) > 1 else "")
     rank = str(node.rank) if node.rank >= 0 else "-"
     state = plain(node.state) + (f", {len(node.failed)} failed" if node.failed else "")
-    return rank, name, state, _age(status, node.since), _workers(node), _step(node)
-
-
-def _workers(node: NodeStatus) -> str:
-    if node.first_rank < 0:
-        return counted(node.slots, "worker")
     last = node.first_rank + node.slots - 1
-    return f"rank {last}" if node.slots == 1 else f"ranks {node.first_rank}-{last}"
-
-
-def _step(node: NodeStatus) -> str:
+    workers = f"rank {last}" if node.slots == 1 else f"ranks {node.first_rank}-{last}"
+    workers = counted(node.slots, "worker") if node.first_rank < 0 else workers
     steps = [step for step in node.steps if step >= 0]
     phases = sorted({plain(phase) for phase in node.phases if phase})
     span = "" if not steps else str(steps[0]) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
-    return " ".join(filter(None, (span, *(cut(phase, 12) for phase in phases[:2]))))
+    progress = " ".join(filter(None, (span, *(cut(phase, 12) for phase in phases[:2]))))
+    return rank, name, state, _age(status, node.since), workers, progress
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -291,5 +273,4 @@ def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlie
 
 
 def _event(event: EventStatus) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(event.at))
-    return f"{at} {plain(event.text)}"
+    return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} {plain(event.text)}"

@@ -30,13 +30,7 @@ def plain(text: str) -> str:
     return " ".join(harmless(text).split())
 
 
-def counted(count: int, what: str) -> str:
-    """Return ``1 worker``, ``2 workers``."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def cells(text: str) -> int:
-    """Return the width of the text in cells."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 

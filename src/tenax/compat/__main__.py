@@ -41,16 +41,13 @@ def main(args: Sequence[str]) -> int:
     if sys.flags.ignore_environment:
         sys.stderr.write("python -m tenax.compat: Python ignores PYTHONPATH with -E or -I; remove that flag\n")
         return _WRONG_USAGE
-    return os.execve(sys.executable, _command(args), {**os.environ, **environment(os.environ)})
-
-
-def _command(args: Sequence[str]) -> list[str]:
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 
     own = list(args)
     if own[0] == "-m" and len(own) > 1:
         own[1] = target_of(own[1]) or own[1]  # otherwise Python would import torch to find the module
-    return [sys.executable, *_args_from_interpreter_flags(), *own]
+    command = [sys.executable, *_args_from_interpreter_flags(), *own]
+    return os.execve(sys.executable, command, {**os.environ, **environment(os.environ)})
 
 
 if __name__ == "__main__":

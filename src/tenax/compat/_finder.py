@@ -20,7 +20,6 @@ from types import ModuleType
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import CodeType
     from typing import Any
 
 # The longest matching prefix counts.
@@ -130,18 +129,22 @@ class CompatFinder:
         target = self.target_of(name)
         if target is not None and name not in _OLD_PARENTS:
             real = import_module(target)
-            self._add_torch_parent()
+            if (
+                self._is_torch_missing and _TORCH not in sys.modules
+            ):  # which `import torch.distributed.elastic` requires
+                torch = _Parent(_TORCH)
+                vars(torch)["distributed"] = sys.modules[_TORCH_PARENT]
+                self._add_module(torch)
             sys.modules[name] = real
         self._aliases.add(name)
 
-    def get_code(self, fullname: str) -> CodeType | None:
+    def get_code(self, fullname: str) -> Any:
         """Return the code for ``python -m``, which runs it as ``__main__``."""
         from importlib.util import find_spec
 
         target = self.target_of(fullname) or fullname
         loader: Any = getattr(find_spec(target), "loader", None)
-        code: CodeType | None = loader.get_code(target)
-        return code
+        return loader.get_code(target)
 
     # --- without torch ------------------------------------------------------------------------------------------------
 
@@ -161,14 +164,6 @@ class CompatFinder:
         self._aliases.discard(_TORCH_PARENT)
         del sys.modules[_TORCH_PARENT]
         return True
-
-    def _add_torch_parent(self) -> None:
-        """Add the parent ``torch`` if torch is missing, as ``import torch.distributed.elastic`` requires."""
-        if not self._is_torch_missing or _TORCH in sys.modules:
-            return
-        torch = _Parent(_TORCH)
-        vars(torch)["distributed"] = sys.modules[_TORCH_PARENT]
-        self._add_module(torch)
 
     def _find_elsewhere(self, name: str, path: Sequence[str] | None = None) -> ModuleSpec | None:
         for finder in sys.meta_path:

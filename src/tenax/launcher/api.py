@@ -153,10 +153,7 @@ class elastic_launch:
 
 
 def launch_agent(
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any] | str | None,
-    args: list[Any],
-    health_check_server: Any = None,
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: list[Any], health_check_server: Any = None
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError if workers failed, SignalException if a signal stopped the run."""
     return run_job(job_of(config, entrypoint, args), health_check_server)

@@ -12,7 +12,7 @@ import pytest
 
 from kit.addresses import own_endpoint
 from kit.processes import TIMEOUT_S
-from tenax.cli.journals import read_histories
+from tenax.cli.journal_commands import read_histories
 
 from .kit import attributes, collecting
 
