@@ -25,7 +25,7 @@ from tenax._io.interfaces import RequestRefused
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
-from tenax._node.journal import Journal
+from tenax._node.journal import RUN_NAME, Journal, RunJournal
 from tenax._node.live_steps import LiveSteps, running_pids
 from tenax._node.signals import SignalSource, parse_signals
 from tenax._node.sinks import open_sinks
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from tenax._node.journal import Step
     from tenax._node.link_journal import LinkJournal
     from tenax._node.observers import Observers
-    from tenax._node.run_journal import RunJournal
     from tenax._node.sinks import Sinks
     from tenax._observe.health.check import HealthCheck
     from tenax.control_plane._sockets import WorkerSockets
@@ -435,9 +434,7 @@ class Node(Surroundings):
         return self._entrypoint.return_values()
 
     def open_run_journal(self) -> RunJournal:
-        from tenax._node.run_journal import NAME, RunJournal
-
-        return RunJournal(self._new_journal(NAME), self._warn)
+        return RunJournal(self._new_journal(RUN_NAME), warn=self._warn)
 
     def open_link_journal(self) -> LinkJournal | None:
         if not self.log_dir:

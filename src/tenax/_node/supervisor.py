@@ -49,9 +49,8 @@ if TYPE_CHECKING:
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
     from tenax._node.error_files import ErrorFiles
-    from tenax._node.journal import Journal
+    from tenax._node.journal import Journal, RunJournal
     from tenax._node.link_journal import LinkJournal
-    from tenax._node.run_journal import RunJournal
     from tenax._node.worker_channel import WorkerChannel
     from tenax.timer._watchdog_pipe import WatchdogPipe
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from tenax._core.messages import HangReport
     from tenax._core.model import Failure, Verdict
     from tenax._core.run_state import Generation, Suspicion
-    from tenax._node.journal import Footer, Header, Step
-    from tenax._node.run_journal import RunHeader, RunStep
+    from tenax._node.journal import Footer, Header, RunHeader, RunStep, Step
 
 # --- from a coordinator's journal -------------------------------------------------------------------------------------
 

@@ -12,8 +12,17 @@ from typing import Any
 
 import msgspec
 
-from tenax._node.journal import Footer, Header, JournalUnreadable, Step, kind_of, read_journal
-from tenax._node.run_journal import RunHeader, RunStep, read_run_journal
+from tenax._node.journal import (
+    Footer,
+    Header,
+    JournalUnreadable,
+    RunHeader,
+    RunStep,
+    Step,
+    kind_of,
+    read_journal,
+    read_run_journal,
+)
 from tenax._view.history import NodePart, RunHistory, RunPart, histories_of
 from tenax._view.journal_parts import history_of_node, history_of_run
 
