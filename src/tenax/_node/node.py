@@ -24,7 +24,7 @@ from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs
-from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
+from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_file, watchdog_note
 from tenax._node.journal import RUN_NAME, Journal, RunJournal
 from tenax._node.live_steps import LiveSteps, running_pids
 from tenax._node.signals import SignalSource, parse_signals
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tenax._core.commands import ForwardNotice, ReadStacks, StartWorkers
     from tenax._core.model import Assignment, Verdict
     from tenax._core.requests import StacksRequest
-    from tenax._io.interfaces import Control, Launch, OperatorService, Reply
+    from tenax._io.interfaces import Control, OperatorService, Reply
     from tenax._node.job import JobSpec
     from tenax._node.journal import Step
     from tenax._node.link_journal import LinkJournal
@@ -105,10 +105,10 @@ class Node(Surroundings):
         self._records_end = records_end
         args = dict.fromkeys(range(job.nproc_per_node), job.args)
         self._entrypoint = make_entrypoint(job.entrypoint, args, job.start_method, job.entrypoint_name)
-        self._placements = decide_placements(job.numa_options, job.nproc_per_node, environ)
+        self.placements = decide_placements(job.numa_options, job.nproc_per_node, environ)
         job_restarts = job.allocation.restarts if job.allocation is not None else 0
-        self._options = WorkerEnvironment(job.virtual_local_rank, self._placements.omp_num_threads, job_restarts)
-        self._watchdog = watchdog_plan(environ)
+        self._options = WorkerEnvironment(job.virtual_local_rank, self.placements.omp_num_threads, job_restarts)
+        self._timer_file = watchdog_file(environ)  # None: the watchdog is off
         self._health: HealthCheck | None = None
         if health_check_server is not None or environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
             from tenax._observe.health.check import health_check_of
@@ -185,7 +185,7 @@ class Node(Surroundings):
                 entrypoint=self._entrypoint.name,
                 backend=self._backend,
                 records_end=self._records_end,
-                has_watchdog=self._watchdog is not None,
+                has_watchdog=self._timer_file is not None,
                 now=loop.now(),
             )
             self._open_observers()
@@ -245,9 +245,6 @@ class Node(Surroundings):
             self._observers.observe(step, state)
         self._steps.observe(state)
         self._on_step(step, state)
-
-    def bind(self, local_rank: int, launch: Launch) -> Launch:
-        return self._placements.bind(local_rank, launch)
 
     def forward_notice(self, notice: ForwardNotice) -> None:
         self._notice.write(notice)
@@ -355,12 +352,12 @@ class Node(Surroundings):
         self._print(f"run {self._settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
             self._print(f"note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}")
-        for note in filter(None, (*self._placements.notes, self._cold_note)):
+        for note in filter(None, (*self.placements.notes, self._cold_note)):
             self._print(note)
-        if self._watchdog is not None:
+        if self._timer_file is not None:
             from tenax.timer._watchdog_pipe import WatchdogPipe
 
-            self.scopes = WatchdogPipe(self._job.nproc_per_node, self._watchdog.timer_file)
+            self.scopes = WatchdogPipe(self._job.nproc_per_node, self._timer_file)
             try:
                 self.scopes.make()
             except ValueError as error:
@@ -402,7 +399,7 @@ class Node(Surroundings):
         job = self._job
         lasting, late = lasting_environment(self._settings, self._environ, self._options)
         launches = [
-            self._placements.bind(rank, self._entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
+            self.placements.bind(rank, self._entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
             for rank in range(job.nproc_per_node)
         ]
         # A process cannot extend its command line, so the template is started with the longest one.

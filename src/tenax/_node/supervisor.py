@@ -21,6 +21,7 @@ from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused, Watchable, create_machine
 from tenax._node.journal import Step
 from tenax._node.messages import Repetitions, lines_for, live_line
+from tenax._node.workers import Placements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         Control,
         CreateMachine,
         Entrypoint,
-        Launch,
         Logs,
         OperatorService,
         Processes,
@@ -66,15 +66,12 @@ _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 class Surroundings(ABC):
     """What a supervisor needs of the agent around it. An agent overrides what it has."""
 
+    placements = Placements()  # which CPUs the workers may use
     shares_console = False  # other agents of the run print to the same console, so each prints only what it does
 
     @abstractmethod
     def environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
         """Return the additional variables of each worker, by local rank."""
-
-    def bind(self, local_rank: int, launch: Launch) -> Launch:  # noqa: ARG002
-        """Return the launch bound to the worker's CPUs."""
-        return launch
 
     def forward_notice(self, notice: commands.ForwardNotice) -> None:  # noqa: B027
         """Inform the workers that a node will leave."""
@@ -470,7 +467,7 @@ class Supervisor:
             variable = {} if channel is None else {SURVIVOR_VARIABLE: str(SURVIVOR_DESCRIPTOR)}
             env = {**inherited, **added[rank], **output.env, **variable}
             try:
-                launch = self._around.bind(rank, self._entrypoint.launch(rank, env))
+                launch = self._around.placements.bind(rank, self._entrypoint.launch(rank, env))
                 streams = {**inherited_stdin(), 1: output.stdout, 2: output.stderr}
                 if channel is not None:
                     streams[SURVIVOR_DESCRIPTOR] = channel.fileno()

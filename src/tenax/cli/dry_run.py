@@ -22,7 +22,7 @@ from tenax._node.job import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
     rendezvous_parameters,
-    watchdog_plan,
+    watchdog_file,
 )
 from tenax._node.workers import Placements, decide_placements
 from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
@@ -295,7 +295,7 @@ def _without_secrets(names: str) -> str:
 
 def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
     """Describe features that only environment variables enable."""
-    if watchdog_plan(environ) is not None:
+    if watchdog_file(environ) is not None:
         what = "kills a worker that does not leave a timer's scope in time"
         yield "watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"]
     if (port := health_check_port(environ)) is not None:
@@ -308,8 +308,8 @@ def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[Setting]:
 
 def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
-    if (watchdog := watchdog_plan(environ)) is not None:
-        pipe = os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
+    if (timer_file := watchdog_file(environ)) is not None:
+        pipe = os.path.abspath(timer_file) if timer_file else "<a pipe created for the run>"
         found[TORCHELASTIC_TIMER_FILE] = pipe
     if folder := socket_folder(environ):
         path = f"{folder}/rank"

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentMachine
     from tenax._core.commands import StartWorkers
     from tenax._core.model import Verdict
-    from tenax._io.interfaces import Launch
     from tenax._node.workers import Placements
     from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
@@ -320,13 +319,10 @@ class PContext(ABC):
 class _Surroundings(Surroundings):
     def __init__(self, context: PContext, placements: Placements) -> None:
         self._context = context
-        self._placements = placements
+        self.placements = placements
 
     def environments(self, _: StartWorkers) -> dict[int, dict[str, str]]:
         return self._context.envs
-
-    def bind(self, local_rank: int, launch: Launch) -> Launch:
-        return self._placements.bind(local_rank, launch)
 
     def observe(self, *_: object) -> None:
         self._context._note_progress()

@@ -23,8 +23,8 @@ from tenax._node.job import (
     TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
     JobSpec,
     abandon_s_from,
+    watchdog_file,
     watchdog_note,
-    watchdog_plan,
 )
 from tenax._node.signals import DEFAULT_SIGNALS
 from tenax._node.workers import decide_placements
@@ -298,8 +298,8 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _watch_scopes(self, envs: dict[int, dict[str, str]]) -> WatchdogPipe | None:
         """Open a watchdog pipe for the workers of this generation, if the environment enables the watchdog."""
-        plan = watchdog_plan(os.environ)
-        if plan is None:
+        timer_file = watchdog_file(os.environ)
+        if timer_file is None:
             note = watchdog_note(os.environ)
             if note and self._generation == 1:
                 self._warn(note)
@@ -307,7 +307,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         from tenax._processes.stacks import stacks_env
         from tenax.timer._watchdog_pipe import WatchdogPipe
 
-        pipe = WatchdogPipe(len(envs), plan.timer_file, on_event=self._record_watchdog)
+        pipe = WatchdogPipe(len(envs), timer_file, on_event=self._record_watchdog)
         pipe.make()
         for env in envs.values():
             env.update({TORCHELASTIC_TIMER_FILE: pipe.path, **stacks_env()})
