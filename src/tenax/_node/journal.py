@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tenax._core import coordinator
 
 RUN_NAME = "coordinator.jsonl"
-_FORMAT = 3
+FORMAT = 3
 _LIMIT_BYTES = 16 << 20
 _MAX_READ_BYTES = 256 << 20
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -125,7 +125,7 @@ class Journal:
 
     def write_header(self, kind: type[msgspec.Struct], now: float, **more: object) -> None:
         when_and_where = {"host": os.uname().nodename, "wall_time": time.time(), "at": now}
-        self.write(kind(format=_FORMAT, tenax=__version__, **when_and_where, **more))
+        self.write(kind(format=FORMAT, tenax=__version__, **when_and_where, **more))
 
     def step(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
         if isinstance(event, ProgressSeen):
@@ -270,9 +270,9 @@ def _check_format(path: str, raw_lines: list[bytes]) -> None:
         header = msgspec.json.decode(raw_lines[0], type=_AnyHeader)
     except (IndexError, *DECODE_ERRORS):
         return  # not a header: the caller reports it
-    if header.format != _FORMAT:
+    if header.format != FORMAT:
         raise JournalUnreadable(
-            f"{path!r} has format {header.format}, this tenax reads format {_FORMAT}; use tenax {header.tenax}"
+            f"{path!r} has format {header.format}, this tenax reads format {FORMAT}; use tenax {header.tenax}"
         )
 
 

@@ -13,7 +13,7 @@ from tenax._core.agent import SIGINT, AgentState, Phase, Rung, is_started, overr
 from tenax._core.agent_state import global_rank
 from tenax._core.environment import max_restarts
 from tenax._core.model import Outcome, WorkerPhase, assert_never
-from tenax._core.text import format_seconds
+from tenax._core.text import counted, format_seconds
 from tenax._view.exit_text import describe_exit, signal_name
 
 TYPE_CHECKING = False
@@ -127,16 +127,12 @@ def _of_start(state: AgentState, part: Assignment, survivors: tuple[int, ...]) -
     count, first = state.settings.local_world_size, part.first_global_rank
     ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
     started = count - len(survivors)
-    starting = [f"starting {_workers(started)}"] if started else []
+    starting = [f"starting {counted(started, 'worker')}"] if started else []
     if survivors:
-        starting.insert(0, f"{_workers(len(survivors))} {'continues' if len(survivors) == 1 else 'continue'}")
+        starting.insert(0, f"{counted(len(survivors), 'worker')} {'continues' if len(survivors) == 1 else 'continue'}")
     among = f", node {part.group_rank} of {part.group_world_size}" if part.group_world_size > 1 else ""
     why = f" ({part.why})" if part.generation > 1 and part.why else ""
     return f"generation {part.generation}{why}: {', '.join(starting)}, {ranks} of {part.world_size}{among}"
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _how(signal: int, state: AgentState) -> str:
@@ -239,7 +235,7 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
         case Phase.JOINING | Phase.NEW:
             what = "waiting for the next generation" if state.generation else "waiting for the first generation"
             if held := state.last.held():
-                what += f", {_workers(len(held))} held"
+                what += f", {counted(len(held), 'worker')} held"
         case Phase.DONE:
             what = f"generation {state.generation}: done here, waiting for the other nodes"
         case Phase.RUNNING:

@@ -61,7 +61,7 @@ def write_note(info: Mapping[str, object], socket_path: str = "") -> None:
         path = socket_path.removesuffix(SOCKET) + _NOTE
         with open(path, "wb") as file:
             file.write(msgspec.json.encode(msgspec.convert(info, RunNote)))
-        for old in _notes(os.path.dirname(path))[:-_MAX_NOTES]:
+        for old in _notes()[:-_MAX_NOTES]:
             os.unlink(old)
 
 
@@ -70,11 +70,7 @@ def last_runs(environ: Mapping[str, str] | None = None) -> list[RunNote]:
 
     An agent whose socket still exists may be running, even if it does not answer.
     """
-    folder = private_folder(environ)
-    if not os.path.lexists(folder):
-        return []
-    check_private(folder)
-    ended = (path for path in reversed(_notes(folder)) if not os.path.lexists(path.removesuffix(_NOTE) + SOCKET))
+    ended = (path for path in reversed(_notes(environ)) if not os.path.lexists(path.removesuffix(_NOTE) + SOCKET))
     return [note for note in map(_read_note, ended) if note is not None]
 
 
@@ -91,12 +87,19 @@ def _read_note(path: str) -> RunNote | None:
         return None
 
 
-def _notes(folder: str) -> list[str]:
+def _notes(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the paths of all notes, the one written first in front."""
     dated = []
-    for name in os.listdir(folder):
-        if name.endswith(_NOTE):
-            path = os.path.join(folder, name)
-            with suppress(OSError):  # removed meanwhile
-                dated.append((os.stat(path).st_mtime_ns, path))
+    for path in private_paths(_NOTE, environ):
+        with suppress(OSError):  # removed meanwhile
+            dated.append((os.stat(path).st_mtime_ns, path))
     return [path for _, path in sorted(dated)]
+
+
+def private_paths(suffix: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the paths of these files in the private folder, by name. Raises OSError."""
+    folder = private_folder(environ)
+    if not os.path.lexists(folder):
+        return []
+    check_private(folder)
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(suffix)]
