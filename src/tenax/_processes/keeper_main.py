@@ -134,7 +134,7 @@ class Keeper:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = before[1] if before[1] != resource.RLIM_INFINITY else _MAX_OPEN_FILES
         if before[0] < min(most, _MAX_OPEN_FILES):
-            _limit_open_files((min(most, _MAX_OPEN_FILES), before[1]))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_OPEN_FILES), before[1]))
             self._open_files = before
         self.run()
 
@@ -543,27 +543,29 @@ class Keeper:
                     os._exit(1)  # the keeper died before the line above took effect
             self._close_keeper_descriptors(error_reader)
             error_writer, spec["placed"] = _renumber_descriptors(descriptors, spec["numbers"], error_writer)
-            if spec.get("cwd"):
+            if spec["cwd"]:
                 trying = os.fsdecode(spec["cwd"])
                 os.chdir(spec["cwd"])
-            if spec.get("cpus"):
+            if spec["cpus"]:
                 trying = f"CPUs {spec['cpus']}"
                 os.sched_setaffinity(0, spec["cpus"])
             self._restore_signals(is_function=not spec["argv"])
             if self._open_files is not None:
-                _limit_open_files(self._open_files)
+                import resource
+
+                resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
             if spec["argv"]:
                 trying = os.fsdecode(spec["argv"][0])
                 _set_signal_mask(())
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
-        except OSError as error:
-            text = os.strerror(error.errno) if error.errno else str(error)
-            if error.errno == errno.ENOENT and os.path.isfile(trying):
-                text = "the interpreter in its first line does not exist"
-            os.write(error_writer, f"{error.errno or 0} {text}: {trying!r}".encode(errors="replace"))
-            os._exit(127)
         except BaseException as error:
-            os.write(error_writer, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
+            failure = f"0 {type(error).__name__}: {error}"
+            if isinstance(error, OSError):
+                text = os.strerror(error.errno) if error.errno else str(error)
+                if error.errno == errno.ENOENT and os.path.isfile(trying):
+                    text = "the interpreter in its first line does not exist"
+                failure = f"{error.errno or 0} {text}: {trying!r}"
+            os.write(error_writer, failure.encode(errors="replace"))
             os._exit(127)
         try:
             os.close(error_writer)
@@ -597,12 +599,6 @@ def main(descriptor: int) -> None:
     """Entry point of the helper process."""
     Keeper(Channel.from_descriptor(descriptor)).run_with_many_files()
     os._exit(0)  # nothing is left to tear down, and the agent waits for this exit
-
-
-def _limit_open_files(limits: tuple[int, int]) -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def _set_signal_mask(numbers: Iterable[int]) -> None:

@@ -153,21 +153,6 @@ def script_folder_first() -> "Iterator[None]":
         sys.path.remove(folder)
 
 
-@contextlib.contextmanager
-def script_as_main() -> "Iterator[None]":
-    """Give ``__main__`` its file: some libraries take a ``__main__`` without one for an interactive session."""
-    name, is_module = _script()
-    main = sys.modules["__main__"]
-    if is_module:
-        yield
-        return
-    main.__file__ = os.path.abspath(name)
-    try:
-        yield
-    finally:
-        del main.__file__
-
-
 class _Arguments(list):  # type: ignore[type-arg]
     """``sys.argv`` if it differs between workers. Only the first, the script, may be read."""
 
@@ -189,15 +174,23 @@ class _Arguments(list):  # type: ignore[type-arg]
 
 
 @contextlib.contextmanager
-def watched_arguments(is_needed: bool) -> "Iterator[None]":
-    if not is_needed:
-        yield
-        return
-    before, sys.argv = sys.argv, _Arguments(sys.argv)
+def script_as_main(has_own_arguments: bool) -> "Iterator[None]":
+    """Give ``__main__`` its file: some libraries take a ``__main__`` without one for an interactive session.
+
+    And watch the arguments, if each worker has its own.
+    """
+    name, is_module = _script()
+    main, arguments = sys.modules["__main__"], sys.argv
+    if not is_module:
+        main.__file__ = os.path.abspath(name)
+    if has_own_arguments:
+        sys.argv = _Arguments(arguments)
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv = arguments
+        if not is_module:
+            del main.__file__
 
 
 # --- the environment --------------------------------------------------------------------------------------------------

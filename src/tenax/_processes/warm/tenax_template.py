@@ -195,8 +195,7 @@ def _run_trial(
     with (
         tenax_preload.watched_environment(late),
         tenax_preload.script_folder_first(),
-        tenax_preload.script_as_main(),
-        tenax_preload.watched_arguments(has_own_arguments),
+        tenax_preload.script_as_main(has_own_arguments),
         tenax_preload.watched_calls(),
         tenax_preload.no_collections(),
     ):
