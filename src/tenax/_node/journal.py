@@ -72,7 +72,7 @@ class Footer(msgspec.Struct, frozen=True, tag="end", tag_field="line", omit_defa
 
 
 class RunHeader(msgspec.Struct, frozen=True, tag="run header", tag_field="line", omit_defaults=True):
-    """The first line of the coordinator's journal."""
+    """The first line."""
 
     format: int
     tenax: str

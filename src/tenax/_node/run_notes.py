@@ -7,16 +7,13 @@ control socket opens. The notes of the last 100 agents are kept, so that operato
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._io.private_folder import check_private, make_private, private_folder
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SOCKET = ".sock"
 _NOTE = ".json"
@@ -25,8 +22,6 @@ _MAX_NOTE_BYTES = 64 << 10
 
 
 class RunNote(msgspec.Struct, frozen=True):
-    """The note that an agent writes about its run."""
-
     run_id: str
     pid: int
     entrypoint: str = ""

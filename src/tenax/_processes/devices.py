@@ -14,14 +14,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tenax._core.text import format_seconds
 from tenax.numa import _sysfs as sysfs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TORCH_TIMEOUT_S = 60.0
 # Device nodes of GPUs that have no file per GPU: WSL and Jetson.

@@ -18,6 +18,7 @@ first and the third.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -25,11 +26,6 @@ import msgspec
 from tenax.numa._sysfs import format_list
 from tenax.numa._topology import Topology
 from tenax.numa.binding import AffinityMode, NumaOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
 
 _Value = TypeVar("_Value")
 

@@ -121,25 +121,16 @@ class WorkerSpec:
         return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Worker:
     """One worker of a group. The agent chooses its ``id``; a local agent uses the pid."""
 
-    __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
-
-    def __init__(
-        self,
-        local_rank: int,
-        global_rank: int = -1,
-        role_rank: int = -1,
-        world_size: int = -1,
-        role_world_size: int = -1,
-    ) -> None:
-        self.id: Any = None
-        self.local_rank = local_rank
-        self.global_rank = global_rank
-        self.role_rank = role_rank
-        self.world_size = world_size
-        self.role_world_size = role_world_size
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    id: Any = field(default=None, init=False)
 
     def __str__(self) -> str:
         names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
