@@ -95,7 +95,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> AgentSettings:
-        """The settings of this node's agent machine."""
         return AgentSettings(
             run_id=self.run_id,
             role=self.role,

@@ -135,7 +135,6 @@ class LogQueries:
             self._writer.answer_now()
 
     def end(self) -> None:
-        """Mark all streams as ended; no more will open."""
         self._is_ended = True
         self.on_generation()
 

@@ -134,7 +134,6 @@ class Node(Surroundings):
 
     @property
     def part(self) -> Assignment | None:
-        """This node's part in its last generation."""
         return self._last_step[1].assignment if self._last_step is not None else None
 
     def run(
@@ -324,7 +323,6 @@ class Node(Surroundings):
                 health.signs.ask_watchdog(self.scopes.last_progress_time)
 
     def _open_sockets(self) -> None:
-        """Create the workers' control plane sockets if ``TORCH_WORKER_SERVER_SOCKET`` is set."""
         if not self._environ.get("TORCH_WORKER_SERVER_SOCKET"):
             return
         from tenax.control_plane._sockets import open_sockets
@@ -427,7 +425,6 @@ class Node(Surroundings):
         return {**pipe, **stacks_env()}
 
     def return_values(self) -> dict[int, Any]:
-        """Return the values of the last generation by local rank."""
         return self._entrypoint.return_values()
 
     def open_run_journal(self) -> RunJournal:

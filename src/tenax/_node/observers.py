@@ -60,7 +60,6 @@ class Observers:
             print_line(f"could not start sampling workers for hangs: {type(error).__name__}: {error}")
 
     def observe(self, step: Step, state: AgentState) -> None:
-        """Process one step of the agent machine."""
         self._with_sampler(lambda sampler: sampler.observe(step, state))
 
     def read_stacks(self, command: ReadStacks) -> None:

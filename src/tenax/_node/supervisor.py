@@ -218,7 +218,6 @@ class Supervisor:
         return min((each for each in deadlines if each is not None), default=None)
 
     def _on_deadline(self) -> None:
-        """Handle a passed deadline of the machine, or else of a scope."""
         deadline = self.machine.state.next_deadline()
         if deadline is not None and deadline <= self._loop.now():
             self._step(events.Tick())
@@ -284,7 +283,6 @@ class Supervisor:
         write_note(self._agent_info() | {"since": self._since, "ended": ended, "outcome": outcome}, socket_path)
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
-        """Answer a request from the control socket."""
         from tenax._core.requests import AgentRequest
 
         if isinstance(request, AgentRequest):

@@ -369,7 +369,6 @@ class WorkerLogs:
 
 
 def _keep_destination(before: LogsDest, destination: LogsDest, rank: int) -> None:
-    """Keep the files of a survivor, which has them open."""
     for name in ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files"):
         old, new = getattr(before, name), getattr(destination, name)
         new.pop(rank, None)

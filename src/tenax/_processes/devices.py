@@ -33,8 +33,6 @@ class Gpu(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """Where the kernel's files are."""
-
     dev: str = "/dev"
     proc: str = "/proc"
     sys: str = "/sys"

@@ -139,7 +139,6 @@ class Keeper:
         self.run()
 
     def run(self) -> None:
-        """Serve until the agent's channel closes, then kill everything below."""
         for number in _CATCHABLE:
             signal.signal(number, signal.SIG_IGN)
         deaths, wakeup = self._own_descriptors = os.pipe()
@@ -596,7 +595,6 @@ class Keeper:
 
 
 def main(descriptor: int) -> None:
-    """Entry point of the helper process."""
     Keeper(Channel.from_descriptor(descriptor)).run_with_many_files()
     os._exit(0)  # nothing is left to tear down, and the agent waits for this exit
 

@@ -35,8 +35,6 @@ class PlacementError(ValueError):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """The CPUs of one worker."""
-
     cpus: tuple[int, ...]  # sorted, never empty
     why: str  # "NUMA node 1 of GPU 0000:81:00.0, CPUs 8-15"
 
@@ -145,7 +143,6 @@ class _Planner:
         return tuple(bound[rank] for rank in sorted(bound))
 
     def _homes(self) -> list[int]:
-        """Return the NUMA node of each local rank."""
         spread = self._spread() if None in self.devices else []
         homes = []
         for rank, device in enumerate(self.devices):

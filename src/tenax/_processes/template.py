@@ -22,8 +22,6 @@ _ELF = b"\x7fELF"
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A process to fork workers from."""
-
     launch: Launch  # a worker's, with the environment that all workers share
     modules: list[str]  # to import; "auto": what the script imports
     late: list[str]  # variables that only a worker has

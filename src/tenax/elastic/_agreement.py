@@ -40,16 +40,12 @@ _MAX_IN_STORE = 256 << 20
 
 
 class Row(NamedTuple):
-    """What one rank has."""
-
     step: int  # -1: nothing whole
     is_sharded: bool
     is_in_place: bool  # for a shard: this rank had the same rank and world size before
 
 
 class Plan(NamedTuple):
-    """What all ranks do."""
-
     why_restore: str = ""  # not empty: every rank restores the checkpoint
     transfers: tuple[tuple[int, int], ...] = ()  # from, to
 

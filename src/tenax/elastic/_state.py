@@ -59,7 +59,6 @@ class State:
         return self._whole_at != _cuts
 
     def _begin_replacement(self) -> None:
-        """Until the next agreement is complete, this state is not whole."""
         self._whole_at = None
 
     def _end_agreement(self, place: tuple[int, int]) -> None:

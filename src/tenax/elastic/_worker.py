@@ -71,14 +71,12 @@ class Worker:
     # --- the main thread ----------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Begin the block."""
         if not self._has_hooks:
             self._has_hooks = _torch.before_optimizer_steps(self.begin_update)
         self._outside = sys.exc_info()[1]
         self._is_inside = True
 
     def leave(self, *, is_torn: bool) -> None:
-        """End the block."""
         self._is_inside = False
         self._outside = None
         if is_torn and self._is_updating:

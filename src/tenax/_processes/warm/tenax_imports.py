@@ -107,7 +107,6 @@ def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
 
 
 def _is_optimizers(node: ast.AST) -> bool:
-    """Return whether this is ``torch.optim``, or imports from it."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return "torch.optim" in _names(node, "", "")
     return isinstance(node, ast.Attribute) and node.attr == "optim" and ast.unparse(node) == "torch.optim"
@@ -236,7 +235,6 @@ def _file_of(module: str, folder: str) -> "str | None":
 
 
 def _compiled(module: str, folder: str) -> bool:
-    """Return whether a dotted name is a compiled module."""
     *packages, name = module.split(".")
     return any(
         entry.startswith(f"{name}.") and entry.endswith(".so") for entry in _entries(os.path.join(folder, *packages))

@@ -55,7 +55,6 @@ class Trial:
 
     @classmethod
     def leave_out(cls, why: str) -> None:
-        """Report the module and end this process."""
         cls.report(f"left {cls.name} {why}")
         os._exit(0)
 
@@ -333,7 +332,6 @@ class Condition:
         self._descriptors = _descriptors()
 
     def why_it_cannot_be_forked(self) -> str:
-        """Return the reason, or an empty string."""
         return next(self._reasons(), "")
 
     def _reasons(self) -> "Iterator[str]":
@@ -390,7 +388,6 @@ def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
 
 
 def _is_hook(folder: str) -> bool:
-    """Return whether this is one of tenax's hook folders."""
     return os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.basename(folder) in ("hook", "warm")
 
 

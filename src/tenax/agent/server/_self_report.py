@@ -204,7 +204,6 @@ class SelfReport:
         return str(get_backend()) if get_backend is not None else ""
 
     def _record_worker_events(self, result: RunResult) -> None:
-        """Record how each worker ended, from the final result."""
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
             state = "TERMINATED" if result.failures and failure is None else result.state.value

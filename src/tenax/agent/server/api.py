@@ -379,7 +379,6 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
     @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Run the rendezvous, then start the workers."""
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
@@ -390,7 +389,6 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
     @measured
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop the workers, run the rendezvous again, and start them."""
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
         self._initialize_workers(worker_group)
@@ -487,7 +485,6 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         """Report to the health check that the loop makes progress, or is about to wait for ``waits_for``."""
 
     def _history(self, lived_s: float, failures: tuple[Failure, ...] = ()) -> History:
-        """Return what is known on this node."""
         spec = self._worker_group.spec
         used = spec.max_restarts - self._remaining_restarts
         world_size = self._worker_group.workers[0].world_size
@@ -519,7 +516,6 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
 
 def _as_core_failures(result: RunResult, generation: int) -> list[Failure]:
-    """Return the failures of a result in the form that policies take."""
     from tenax._failures.evidence import gather
 
     now, here = time.monotonic(), os.uname().nodename

@@ -187,7 +187,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._forget_sinks()  # the node has closed them; another run opens its own
 
     def _described(self, handler: RendezvousHandler) -> JobSpec:
-        """Return the job with the fields of the spec and of its rendezvous."""
         spec = self._worker_group.spec
         fields = {name: getattr(spec, name) for name in _SPEC_FIELDS}
         return msgspec.structs.replace(
@@ -200,7 +199,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _mirror(self, _: Step, state: AgentState) -> None:
-        """Copy the machine's state to the public worker group."""
         from tenax._core.agent import Phase
 
         group = self._worker_group
