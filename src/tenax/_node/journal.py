@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from tenax import __version__
+from tenax._core import coordinator
 from tenax._core.bounds import DECODE_ERRORS, MAX_TEXT
 from tenax._core.commands import AnyCommand
 from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Received, RunSettings, Send
@@ -29,13 +32,6 @@ from tenax._core.messages import NodeProgress
 from tenax._core.model import AgentSettings
 from tenax._core.policy import AnyDecision, RecordedPolicy
 from tenax._core.text import encodable, shortened_texts
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from tenax._core import coordinator
 
 RUN_NAME = "coordinator.jsonl"
 FORMAT = 3

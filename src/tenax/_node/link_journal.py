@@ -7,17 +7,13 @@ written after a moment, so that a rendezvous does not wait for it; a killed agen
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import msgspec
 
 from tenax._core.link.recording import Call, Quiet, Recorder
+from tenax._io.interfaces import EventLoop
 from tenax._node.journal import Footer, Journal, read_lines
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tenax._io.interfaces import EventLoop
 
 NAME = "links.jsonl"
 _WRITE_AFTER_S = 1.0

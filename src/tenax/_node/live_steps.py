@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax._core.agent import Phase
+from tenax._core.agent import AgentState, Phase
 from tenax._core.bounds import clamped_time
 from tenax._core.events import ProgressSeen
 from tenax._core.model import WorkerPhase
-from tenax._io.loop import NO_TIMER
+from tenax._io.loop import NO_TIMER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.agent import AgentState
     from tenax._core.messages import WorkerProgress
     from tenax._io.interfaces import Logs
-    from tenax._io.loop import Loop
     from tenax._observe.hangs.gpu_use import GpuUse
 
 _FIRST_S, _INTERVAL_S = 1.0, 5.0

@@ -11,16 +11,12 @@ import msgspec
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, is_started, overrun
 from tenax._core.agent_state import global_rank
+from tenax._core.commands import AnyCommand
 from tenax._core.environment import max_restarts
-from tenax._core.model import Outcome, WorkerPhase, assert_never
+from tenax._core.events import AnyEvent
+from tenax._core.model import Assignment, Outcome, Verdict, WorkerPhase, assert_never
 from tenax._core.text import counted, format_seconds
 from tenax._view.exit_text import describe_exit, signal_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._core.commands import AnyCommand
-    from tenax._core.events import AnyEvent
-    from tenax._core.model import Assignment, Verdict
 
 _AGAIN = "; Ctrl-C again kills them now"
 _SHORT_RUN_S = 10.0

@@ -24,11 +24,11 @@ from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs
-from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_file, watchdog_note
-from tenax._node.journal import RUN_NAME, Journal, RunJournal
+from tenax._node.job import TORCHELASTIC_TIMER_FILE, JobSpec, watchdog_file, watchdog_note
+from tenax._node.journal import RUN_NAME, Journal, RunJournal, Step
 from tenax._node.live_steps import LiveSteps, running_pids
 from tenax._node.signals import SignalSource, parse_signals
-from tenax._node.sinks import open_sinks
+from tenax._node.sinks import Sinks, open_sinks
 from tenax._node.supervisor import SURVIVOR_VARIABLE, Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 from tenax._node.workers import decide_placements, make_entrypoint
@@ -43,11 +43,8 @@ if TYPE_CHECKING:
     from tenax._core.model import Assignment, Verdict
     from tenax._core.requests import StacksRequest
     from tenax._io.interfaces import Control, OperatorService, Reply
-    from tenax._node.job import JobSpec
-    from tenax._node.journal import Step
     from tenax._node.link_journal import LinkJournal
     from tenax._node.observers import Observers
-    from tenax._node.sinks import Sinks
     from tenax._observe.health.check import HealthCheck
     from tenax.control_plane._sockets import WorkerSockets
     from tenax.timer._watchdog_pipe import WatchdogPipe

@@ -14,12 +14,14 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import SIGKILL, AgentMachine, Phase, messages_on_connecting
-from tenax._core.model import assert_never
+from tenax._core.agent import SIGKILL, AgentMachine, AgentState, Phase, messages_on_connecting
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Verdict, assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
-from tenax._io.interfaces import RequestRefused, Watchable, create_machine
-from tenax._node.journal import Step
+from tenax._io.interfaces import Entrypoint, Logs, Processes, RequestRefused, Watchable, create_machine
+from tenax._node.journal import Journal, RunJournal, Step
 from tenax._node.messages import Repetitions, lines_for, live_line
 from tenax._node.workers import Placements
 
@@ -27,29 +29,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.agent import AgentState
-    from tenax._core.commands import AnyCommand
     from tenax._core.coordinator import RunSettings
-    from tenax._core.events import AnyEvent
     from tenax._core.ledger import Goodput
     from tenax._core.messages import FromNode, NodeInfo
-    from tenax._core.model import AgentSettings, Verdict
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import AnyRequest, OfNode, StacksRequest
-    from tenax._io.interfaces import (
-        Control,
-        CreateMachine,
-        Entrypoint,
-        Logs,
-        OperatorService,
-        Processes,
-        RecordRun,
-        Reply,
-    )
+    from tenax._io.interfaces import Control, CreateMachine, OperatorService, RecordRun, Reply
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
     from tenax._node.error_files import ErrorFiles
-    from tenax._node.journal import Journal, RunJournal
     from tenax._node.link_journal import LinkJournal
     from tenax._node.worker_channel import WorkerChannel
     from tenax.timer._watchdog_pipe import WatchdogPipe

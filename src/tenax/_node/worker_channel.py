@@ -27,10 +27,7 @@ from tenax._core import events
 from tenax._core.bounds import DECODE_ERRORS, MAX_NUMBER, HoldTimeout, Number
 from tenax._core.environment import GENERATIONS_PER_JOB_START
 from tenax._core.text import one_line
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._node.supervisor import WorkerSocket
+from tenax._node.supervisor import WorkerSocket
 
 _MAX_LINE = 1 << 16
 _MAX_WHY = 4096

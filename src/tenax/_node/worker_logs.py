@@ -16,7 +16,7 @@ import msgspec
 from tenax._core.model import Evidence
 from tenax._core.text import decoded, one_line, without_passwords
 from tenax._io.interfaces import Output
-from tenax._logs.specs import LogsDest, line_prefix
+from tenax._logs.specs import LogsDest, LogsSpecs, line_prefix
 from tenax._logs.writer import LogWriter
 
 TYPE_CHECKING = False
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tenax._failures.out_of_memory import OutOfMemoryWatch
     from tenax._io.interfaces import Reply
     from tenax._logs.replaced_stream import ReplacedStream
-    from tenax._logs.specs import LogsSpecs
     from tenax._node.log_queries import LogQueries
 
 _STDOUT, _STDERR = 1, 2

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import closing, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tenax.elastic import _torch
 from tenax.elastic._worker import warn
@@ -20,7 +20,6 @@ from tenax.elastic._worker import warn
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, Protocol
 
     from tenax.elastic._generation import Generation
     from tenax.elastic._state import State
