@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from tenax.elastic import _torch
 from tenax.elastic._worker import warn
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
     from tenax.elastic._state import State
     from tenax.store import TCPStore
 
-    class Group(Protocol):
-        """How the ranks reach each other."""
-
-        def gather(self, row: Sequence[int]) -> list[list[int]]: ...
-        def send(self, header: bytes, buffers: list[Any], rank: int) -> None: ...
-        def receive(self, rank: int) -> tuple[Any, list[Any]]: ...
+    Group: TypeAlias = "_torch.TorchGroup | _StoreGroup"  # how the ranks reach each other
 
 
 _NOTHING = -1  # in place of a step, for a state that is not whole
