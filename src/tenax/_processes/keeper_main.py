@@ -146,15 +146,13 @@ class Keeper:
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(deaths, select.POLLIN)
-        poll.register(self._channel.fileno(), select.POLLIN)
-        watched: set[int] = set()  # descriptors of the warm pool
         try:
             while True:
+                poll = select.poll()
                 writes = select.POLLOUT if self._channel.wants_to_write else 0
-                poll.modify(self._channel.fileno(), select.POLLIN | writes)
-                watched = self._watch_warm_pool(poll, watched)
+                poll.register(self._channel.fileno(), select.POLLIN | writes)
+                for descriptor in (deaths, *(self._warm_pool.descriptors() if self._warm_pool is not None else ())):
+                    poll.register(descriptor, select.POLLIN)
                 ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
                 if deaths in ready:
                     _drain(deaths)
@@ -319,14 +317,6 @@ class Keeper:
         os.close(error_reader)
         os.set_blocking(output, False)
         self._warm_pool = WarmPool(pid, ours, output, plan)
-
-    def _watch_warm_pool(self, poll: select.poll, watched: set[int]) -> set[int]:
-        wanted = set(self._warm_pool.descriptors()) if self._warm_pool is not None else set()
-        for descriptor in watched - wanted:
-            poll.unregister(descriptor)
-        for descriptor in wanted - watched:
-            poll.register(descriptor, select.POLLIN)
-        return wanted
 
     def _update_warm_pool(self, pool: WarmPool) -> None:
         """After each wakeup: read the template's messages, refill the pool if due, start the workers that can start."""
