@@ -29,8 +29,15 @@ from tenax._node.job import (
 from tenax._node.signals import DEFAULT_SIGNALS
 from tenax._node.workers import decide_placements
 from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, HealthCheck, health_check_of, health_check_port
-from tenax.agent.server._self_report import measured
-from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from tenax.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+    measured,
+)
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler
