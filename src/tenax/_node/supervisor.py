@@ -71,9 +71,9 @@ class Surroundings(ABC):
         """Answer with the stacks of the workers. ``dump`` makes a worker write them."""
         reply(None, "this agent does not read stacks")
 
-    def open_run_journal(self) -> RunJournal | None:
-        """Open the journal of a coordinator in this process. None: no journal."""
-        return None
+    def open_run_journal(self) -> RunJournal:
+        """Open the journal of a coordinator in this process."""
+        return RunJournal()
 
     def open_link_journal(self) -> LinkJournal | None:
         """Open the journal of the node's links. None: no journal."""
@@ -229,8 +229,6 @@ class Supervisor:
         if self._run_journal is not None:
             self._run_journal.close(self._loop.now())
         self._run_journal = self._around.open_run_journal()
-        if self._run_journal is None:
-            return lambda *_: None
         self._run_journal.begin_run(settings, self._loop.now())
         return self._run_journal.run_step
 

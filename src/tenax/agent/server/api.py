@@ -133,16 +133,25 @@ class WorkerSpec:
         return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
 
 
-@dataclass(eq=False, repr=False, slots=True)
 class Worker:
     """One worker of a group. The agent chooses its ``id``; a local agent uses the pid."""
 
-    local_rank: int
-    global_rank: int = -1
-    role_rank: int = -1
-    world_size: int = -1
-    role_world_size: int = -1
-    id: Any = field(default=None, init=False)
+    __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
+
+    def __init__(
+        self,
+        local_rank: int,
+        global_rank: int = -1,
+        role_rank: int = -1,
+        world_size: int = -1,
+        role_world_size: int = -1,
+    ) -> None:
+        self.id: Any = None
+        self.local_rank = local_rank
+        self.global_rank = global_rank
+        self.role_rank = role_rank
+        self.world_size = world_size
+        self.role_world_size = role_world_size
 
     def __str__(self) -> str:
         names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
@@ -457,7 +466,8 @@ class SimpleElasticAgent(ElasticAgent):
                 self._record(self.get_event_failed)
             raise
         finally:
-            self._close_sinks()
+            if (sinks := self._forget_sinks()) is not None:
+                self._warn(*sinks.close())
 
     @partial(measured, name="SimpleElasticAgent.run")
     def _run_and_shut_down(self, role: str) -> RunResult:
@@ -556,11 +566,6 @@ class SimpleElasticAgent(ElasticAgent):
             self._sinks = Sinks(self._worker_group.spec.event_log_handler)
             self._at_exit = weakref.finalize(self, self._sinks.close)
         return self._sinks
-
-    def _close_sinks(self) -> None:
-        sinks = self._forget_sinks()
-        if sinks is not None:
-            self._warn(*sinks.close())
 
     def _forget_sinks(self) -> Sinks | None:
         sinks, self._sinks = self._sinks, None
