@@ -247,7 +247,7 @@ class Node(Surroundings):
 
     def read_stacks(self, command: ReadStacks) -> None:
         if self._observers is not None:
-            self._observers.read_stacks(command)
+            self._observers.with_sampler(lambda sampler: sampler.read_stacks(command))
 
     def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
         is_off, program = self._job.on_hang == "off", ""
@@ -280,7 +280,8 @@ class Node(Surroundings):
             reply(None, "this worker does not run now" if request.local_rank >= 0 else "no worker runs here now")
             return
         if self._observers is not None:
-            self._observers.expect_disturbance()
+            # Ignore the next activity of the workers: another program stops and reads them.
+            self._observers.with_sampler(lambda sampler: sampler.expect_disturbance())
         read_in_background(program, pids, request.native, lambda found: self._loop.soon(lambda: reply(found, "")))
 
     def report_activity(self, done: Callable[[], None]) -> None:

@@ -500,7 +500,6 @@ class Supervisor:
         return theirs
 
     def _close_channel(self, local_rank: int, generation: int | None = None) -> None:
-        """Close the channel to a worker, if it is one of this generation."""
         channel = self._channels.get(local_rank)
         if channel is not None and generation in (None, channel.generation):
             channel.close()
@@ -567,7 +566,7 @@ class WorkerSocket(Watchable):
 
     @property
     def wants_to_write(self) -> bool:
-        return self._channel is not None and self._channel.wants_to_write
+        return self._channel is not None and bool(self._channel.outgoing)
 
     def on_writable(self) -> None:
         self.opened().flush()

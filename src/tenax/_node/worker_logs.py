@@ -58,8 +58,6 @@ class LoggedGeneration(msgspec.Struct, frozen=True):
 
 
 class WorkerLogs:
-    """The output of all workers of a node, and the agent's own lines."""
-
     def __init__(
         self,
         specs: LogsSpecs,

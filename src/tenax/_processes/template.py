@@ -17,7 +17,6 @@ from tenax._io.interfaces import Launch
 from tenax._processes.warm import CHANNEL_DESCRIPTOR, FOLDER, VARIABLE
 
 AUTO = "auto"
-_UNBUFFERED = "-u"
 _ELF = b"\x7fELF"
 
 
@@ -103,7 +102,7 @@ def _is_python(argv: Sequence[str]) -> bool:
 def _script_at(argv: Sequence[str]) -> int:
     """Return the index of the script's or module's name; -1 if preceded by flags that may skip ``sitecustomize``."""
     at = 1
-    while at < len(argv) and argv[at] == _UNBUFFERED:
+    while at < len(argv) and argv[at] == "-u":
         at += 1
     if at < len(argv) and argv[at] == "-m":
         at += 1
@@ -111,7 +110,6 @@ def _script_at(argv: Sequence[str]) -> int:
 
 
 def texts_for_user(message: tuple[Any, ...]) -> list[str]:
-    """Return the lines that the console shows for a message of the warm pool."""
     match message:
         case ("warm", seconds, names, left_out):
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -47,8 +47,6 @@ def third_party_imports(script: "tuple[str, bool]") -> "tuple[list[str], dict[st
 
 
 class _Scan:
-    """One scan of a script and the user files that it imports."""
-
     def __init__(self, script: "tuple[str, bool]", *, to_the_end: bool = False) -> None:
         self.found: dict[str, None] = {}
         self.end = ""  # file and line where the scan had to end; empty: it was complete

@@ -331,10 +331,7 @@ class Condition:
         self._first_on_path = sys.path[:1]
         self._descriptors = _descriptors()
 
-    def why_it_cannot_be_forked(self) -> str:
-        return next(self._reasons(), "")
-
-    def _reasons(self) -> "Iterator[str]":
+    def reasons_not_to_fork(self) -> "Iterator[str]":
         yield from (why for name, why in _KNOWN_UNSAFE.items() if name in sys.modules)
         opened = [path for number, path in _descriptors().items() if self._descriptors.get(number) != path]
         for path in opened:
@@ -363,12 +360,8 @@ class Condition:
             yield "it sets a timer, which a forked process does not have"
 
 
-def why_no_template(own: "set[int]") -> str:
-    """Return why not even an empty template is safe to fork: .pth files run code in every interpreter."""
-    return next(_reasons_against_template(own), "")
-
-
-def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
+def reasons_against_template(own: "set[int]") -> "Iterator[str]":
+    """Yield why not even an empty template is safe to fork: .pth files run code in every interpreter."""
     library = os.path.dirname(os.__file__)
     for name in ("sitecustomize", "usercustomize"):  # the environment's own
         spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
