@@ -16,7 +16,6 @@ from tenax._core.text import format_duration, format_seconds
 from tenax._io.interfaces import Launch
 from tenax._processes.warm import CHANNEL_DESCRIPTOR, FOLDER, VARIABLE
 
-AUTO = "auto"
 _ELF = b"\x7fELF"
 
 
@@ -41,7 +40,7 @@ def template_of(
     if "OMP_NUM_THREADS" in late:
         return "each has its own OMP_NUM_THREADS, which libraries read when they are imported"
     names = [name.strip() for name in modules.split(",")]
-    if names == [AUTO] and not _imports_third_party(argv, launch.cwd):
+    if names == ["auto"] and not _imports_third_party(argv, launch.cwd):
         return ""
     path = launch.env.get("PYTHONPATH")
     env = {name: value for name, value in launch.env.items() if name not in late}

@@ -46,10 +46,6 @@ class Trial:
     name = ""  # the module that it imports now
 
     @classmethod
-    def begin(cls, writer: int) -> None:
-        cls.pid, cls.writer, cls.name = os.getpid(), writer, ""
-
-    @classmethod
     def report(cls, line: str) -> None:
         os.write(cls.writer, f"{line}\0".encode())
 

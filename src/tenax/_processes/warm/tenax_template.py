@@ -136,7 +136,7 @@ def _fork_trials(names: "list[str]", left_out: "dict[str, str]") -> "list[str]":
             _die_with(parent)
             if tenax_preload.Trial.writer >= 0:
                 os.close(tenax_preload.Trial.writer)
-            tenax_preload.Trial.begin(writer)
+            tenax_preload.Trial.pid, tenax_preload.Trial.writer, tenax_preload.Trial.name = os.getpid(), writer, ""
             return names
         os.close(writer)
         lines = _read_trial(reader, trial)
