@@ -45,10 +45,9 @@ before everything is killed.
 
 "cleared" is proven: either ``waitpid`` reports that the keeper has no children, or every worker that is not held was
 reaped and the keeper's list of children holds only those of the warm pool, the held workers and orphans in their
-sessions. (A child leaves that list only when the keeper reaps it,
-so the list is complete.) Every descendant is below a child of the keeper or, as an orphan, is one. The exception is a
-warm worker that was just forked and is still its forker's child; the keeper has its pid, which cannot be reused before
-the keeper reaps it.
+sessions. (A child leaves that list only when the keeper reaps it, so the list is complete.) Every descendant is below
+a child of the keeper or, as an orphan, is one. The exception is a warm worker that was just forked and is still its
+forker's child; the keeper has its pid, which cannot be reused before the keeper reaps it.
 """
 
 from __future__ import annotations
