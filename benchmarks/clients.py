@@ -24,8 +24,8 @@ from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.endpoint import Endpoint
 from tenax._io.listen import open_listeners
 from tenax._io.loop import Loop
+from tenax._node.journal import RUN_NAME, RunJournal
 from tenax._node.link_journal import LinkJournal
-from tenax._node.run_journal import NAME, RunJournal
 
 RUN = "rendezvous"
 SECRET = b"bench"
@@ -43,7 +43,7 @@ def serve(pipe: Connection, folder: str) -> None:
         endpoint = Endpoint("127.0.0.1", port)
         settings = RunSettings(RUN, nodes, nodes, 3)
         os.makedirs(own := os.path.join(folder, str(port)))
-        journal = RunJournal(os.path.join(own, NAME))
+        journal = RunJournal(os.path.join(own, RUN_NAME))
         links = LinkJournal(os.path.join(own, "links.jsonl"), loop)
         assert journal.path, "the journal cannot be written"
         journal.begin_run(settings, loop.now())

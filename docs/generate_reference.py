@@ -24,7 +24,7 @@ import msgspec
 
 from tenax._core import commands, coordinator, events, messages, model, policy
 from tenax._core.link import recording
-from tenax._node import journal, link_journal, run_journal
+from tenax._node import journal, link_journal
 from tenax.cli.flags import FLAGS, GROUPS, Flag
 from tenax.cli.main import COMMANDS
 from tenax.cli.main import main as command_line
@@ -182,7 +182,7 @@ def words() -> str:
 
 def run_lines() -> str:
     """Of the coordinator's journal."""
-    return _structs([run_journal.RunHeader, run_journal.RunStep, journal.Footer])
+    return _structs([journal.RunHeader, journal.RunStep, journal.Footer])
 
 
 def link_lines() -> str:

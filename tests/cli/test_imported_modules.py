@@ -32,7 +32,7 @@ tenax._logs tenax._logs.writer tenax._logs.specs tenax._io.loop
 tenax._io.interfaces tenax._processes tenax._processes.descendants tenax._processes.entrypoint tenax._processes.keeper
 tenax._processes.stacks tenax.rendezvous tenax.rendezvous.api tenax.rendezvous._engine_handler tenax._engines.local
 tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node tenax._node.workers
-tenax._node.journal tenax._node.run_journal tenax._node.signals tenax._node.messages
+tenax._node.journal tenax._node.signals tenax._node.messages
 tenax._node.supervisor tenax._node.worker_logs tenax.store tenax.store._host
 """
 # Without those that every interpreter has before the first line of a program. Only to name a newcomer: other versions

@@ -59,7 +59,7 @@ DIFFERENT |= {
     )
 }
 # Additions of tenax to torch's bases, fields and abstract methods.
-ADDED = {"SelfReport", "ForwardingRendezvousHandler", "TimerTable", "WatchdogThread", "Generic"} | {
+ADDED = {"ForwardingRendezvousHandler", "TimerTable", "WatchdogThread", "Generic"} | {
     *("redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"),
     *("dashboard", "on_hang", "hang_after", "trace"),
 }

@@ -36,9 +36,19 @@ from tenax._failures.report import Report, render, to_json
 from tenax._io.http.message import Response
 from tenax._io.http.server import HttpServer
 from tenax._io.listen import listen
-from tenax._node.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
+from tenax._node.journal import (
+    AnyLine,
+    AnyRunLine,
+    Header,
+    JournalUnreadable,
+    RunHeader,
+    RunStep,
+    Step,
+    read_journal,
+    read_run_journal,
+    replay_run,
+)
 from tenax._node.messages import lines_for, live_line
-from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal, replay_run
 from tenax._view.chrome_trace import trace_in_text
 from tenax._view.history import histories_of
 from tenax._view.html.report_page import report_page

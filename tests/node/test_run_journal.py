@@ -23,8 +23,16 @@ from tenax._core.coordinator import (
 )
 from tenax._core.model import AgentSettings, Failure
 from tenax._core.policy import AnyDecision, Continue, GiveUp, History, Restart, RestartPolicy, Wait
-from tenax._node.journal import Footer, Journal, JournalUnreadable, kind_of, read_journal
-from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
+from tenax._node.journal import (
+    Footer,
+    Journal,
+    JournalUnreadable,
+    RunJournal,
+    kind_of,
+    read_journal,
+    read_run_journal,
+    replay_run,
+)
 from tenax._view.run_messages import RunMessages
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")

@@ -27,8 +27,7 @@ from tenax._engines.local import LocalEngine
 from tenax._failures.exit_codes import exit_code_for
 from tenax._io.interfaces import Control, ControlledNode, EventLoop, Launch, Output
 from tenax._io.loop import Loop
-from tenax._node.journal import Journal, Step, read_journal
-from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
+from tenax._node.journal import Journal, RunJournal, Step, read_journal, read_run_journal, replay_run
 from tenax._node.supervisor import SURVIVOR_DESCRIPTOR, Supervisor, Surroundings
 from tenax.testing.clock import FakeClock
 from tenax.testing.processes import FakeProcesses

@@ -37,8 +37,7 @@ from tenax._core.messages import (
     WorkersRunning,
 )
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Stopped
-from tenax._node.journal import FORMAT, Header, Journal
-from tenax._node.run_journal import RunHeader, RunJournal
+from tenax._node.journal import FORMAT, Header, Journal, RunHeader, RunJournal
 
 WALL = 1_700_000_000.0
 

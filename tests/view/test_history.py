@@ -12,8 +12,7 @@ from tenax._core.events import HangFound, HangOver, RunEnded
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.messages import HangReport, StackLocation
 from tenax._core.model import Outcome, Verdict
-from tenax._node.journal import Footer
-from tenax._node.run_journal import read_run_journal
+from tenax._node.journal import Footer, read_run_journal
 from tenax._view.chrome_trace import phases_of
 from tenax._view.history import RunHistory
 from tenax._view.journal_parts import history_of_run

@@ -19,8 +19,8 @@ import socket
 from contextlib import suppress
 
 from tenax._io.interfaces import Watchable
-from tenax._io.private_folder import check_private, make_private, private_folder
-from tenax._node.run_notes import SOCKET
+from tenax._io.private_folder import make_private, private_folder
+from tenax._node.run_notes import SOCKET, private_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,11 +37,7 @@ _ACCEPT_PAUSE_S = 1.0
 
 def socket_paths() -> list[str]:
     """Return the paths of all control sockets of this user, including those of dead agents. Raises OSError."""
-    folder = private_folder()
-    if not os.path.lexists(folder):
-        return []
-    check_private(folder)
-    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(SOCKET)]
+    return private_paths(SOCKET)
 
 
 class ControlSocket(Watchable):

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from tenax._core.events import WorkerRaised
 from tenax._io.interfaces import Watchable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from tenax._io.loop import Loop
+from tenax._io.loop import Loop
 
 _CREATED = 0x100 | 0x80  # IN_CREATE, IN_MOVED_TO: the file gets its name when it is complete
 _MAX_BYTES = 1 << 16

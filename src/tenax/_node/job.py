@@ -95,7 +95,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> AgentSettings:
-        """The settings of this node's agent machine."""
         return AgentSettings(
             run_id=self.run_id,
             role=self.role,
@@ -109,7 +108,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entrypoint_name(self) -> str:
-        """A name for people: the script rather than its interpreter."""
         return self.name or entrypoint_name(self.entrypoint, self.args)
 
     @property
@@ -155,23 +153,14 @@ def entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: Sequence[
 
 
 def new_run_id() -> str:
-    """Return a random run id."""
     return os.urandom(4).hex()
 
 
 def rendezvous_parameters(job: JobSpec) -> RendezvousParameters:
-    """Return the parameters of the rendezvous handler."""
     from tenax.rendezvous.api import RendezvousParameters
 
-    return RendezvousParameters(
-        backend=job.rdzv_backend,
-        endpoint=job.rdzv_endpoint,
-        run_id=job.run_id,
-        min_nodes=job.min_nodes,
-        max_nodes=job.max_nodes,
-        local_addr=job.local_addr,
-        **job.rdzv_configs,
-    )
+    where = (job.rdzv_backend, job.rdzv_endpoint, job.run_id)
+    return RendezvousParameters(*where, job.min_nodes, job.max_nodes, job.local_addr, **job.rdzv_configs)
 
 
 def rendezvous_handler(job: JobSpec) -> RendezvousHandler:
@@ -203,14 +192,8 @@ def abandon_s_from(environ: Mapping[str, str], given: float | None = None) -> fl
     return seconds
 
 
-class WatchdogPlan(msgspec.Struct, frozen=True):
-    """The settings of an enabled watchdog."""
-
-    timer_file: str = ""  # path of its pipe; empty: a temporary one
-
-
-def watchdog_plan(environ: Mapping[str, str]) -> WatchdogPlan | None:
-    """Return the plan, or None if the watchdog is off. Raises ValueError if the pipe cannot be created there."""
+def watchdog_file(environ: Mapping[str, str]) -> str | None:
+    """Return the path of the watchdog's pipe (empty: a temporary one); None if it is off. Raises ValueError."""
     if environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) != "1":
         return None
     # In a worker, the variable names the pipe of the parent agent, which this nested agent must not use.
@@ -219,7 +202,7 @@ def watchdog_plan(environ: Mapping[str, str]) -> WatchdogPlan | None:
         from tenax.timer._watchdog_pipe import check_path
 
         check_path(timer_file)
-    return WatchdogPlan(timer_file)
+    return timer_file
 
 
 def watchdog_note(environ: Mapping[str, str]) -> str:

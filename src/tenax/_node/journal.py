@@ -1,29 +1,39 @@
-"""The journal: every event and decision of a run, one JSON line per step, in order.
+"""The journals: every event and decision of an agent, and of the coordinator on the node that serves it.
 
-``tenax replay``, ``tenax timeline`` and ``tenax report`` read it. Its size is bounded: past a limit, steps are counted
-instead of written, and the last line holds their number. Writing never fails a run: steps lost to a full disk are
-counted too. After the first lost step no other step is written, so the file is always a complete beginning of the run
-and can be replayed. The first loss prints one warning.
+One JSON line per step, in order. ``tenax replay``, ``tenax timeline`` and ``tenax report`` read them. Their size is
+bounded: past a limit, steps are counted instead of written, and the last line holds their number. Writing never fails a
+run: steps lost to a full disk are counted too. After the first lost step no other step is written, so the file is
+always a complete beginning of the run and can be replayed. The first loss prints one warning.
 
 Progress events repeat while nothing else happens, and each replaces the one before. Only the latest is written, before
 the next step of another kind, so a job that trains for a month does not fill its journal.
+
+The coordinator's journal shows why generations began and ended on all nodes. It replays, too: the same events at the
+same times must give the same messages.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 
 from tenax import __version__
+from tenax._core import coordinator
 from tenax._core.bounds import DECODE_ERRORS, MAX_TEXT
 from tenax._core.commands import AnyCommand
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Received, RunSettings, Send
 from tenax._core.events import AnyEvent, ProgressSeen
+from tenax._core.messages import NodeProgress
 from tenax._core.model import AgentSettings
+from tenax._core.policy import AnyDecision, RecordedPolicy
 from tenax._core.text import encodable, shortened_texts
 
+RUN_NAME = "coordinator.jsonl"
 FORMAT = 3
 _LIMIT_BYTES = 16 << 20
 _MAX_READ_BYTES = 256 << 20
@@ -57,12 +67,28 @@ class Footer(msgspec.Struct, frozen=True, tag="end", tag_field="line", omit_defa
     steps_not_written: int = 0
 
 
-AnyLine = Header | Step | Footer
+class RunHeader(msgspec.Struct, frozen=True, tag="run header", tag_field="line", omit_defaults=True):
+    """The first line."""
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    format: int
+    tenax: str
+    settings: RunSettings
+    host: str
+    wall_time: float  # wall clock at `at`
+    at: float
+
+
+class RunStep(msgspec.Struct, frozen=True, tag="run step", tag_field="line", omit_defaults=True):
+    """One event and the messages that followed."""
+
+    at: float
+    event: AnyCoordinatorEvent
+    sent: list[Send] = []
+    decision: AnyDecision | None = None  # of the restart policy, if this step called it
+
+
+AnyLine = Header | Step | Footer
+AnyRunLine = RunHeader | RunStep | Footer
 
 
 class Journal:
@@ -91,8 +117,11 @@ class Journal:
                 warn(f"could not open the journal: {error.strerror}: {path}; the job is not affected")
 
     def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
-        host = os.uname().nodename
-        self.write(Header(FORMAT, __version__, settings, entrypoint, host, time.time(), now))
+        self.write_header(Header, now, settings=settings, entrypoint=entrypoint)
+
+    def write_header(self, kind: type[msgspec.Struct], now: float, **more: object) -> None:
+        when_and_where = {"host": os.uname().nodename, "wall_time": time.time(), "at": now}
+        self.write(kind(format=FORMAT, tenax=__version__, **when_and_where, **more))
 
     def step(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
         if isinstance(event, ProgressSeen):
@@ -150,6 +179,22 @@ class Journal:
         return trouble
 
 
+class RunJournal(Journal):
+    """The coordinator's. Opened when this node starts to serve it."""
+
+    def begin_run(self, settings: RunSettings, now: float) -> None:
+        self.write_header(RunHeader, now, settings=settings)
+
+    def run_step(
+        self, at: float, event: AnyCoordinatorEvent, step: coordinator.Step, _: coordinator.CoordinatorState
+    ) -> None:
+        line = RunStep(at, event, step.sends, step.decision)
+        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not step.sends:
+            self.hold(event.node_id, line)
+        else:
+            self.write(line)
+
+
 class JournalUnreadable(Exception):
     """The file is not a tenax journal, or is damaged. The message says where. ``beginning``: the lines before that."""
 
@@ -160,14 +205,16 @@ class JournalUnreadable(Exception):
 
 def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
     """Read a journal, without a torn last line (the agent was killed while writing). Raises JournalUnreadable."""
-    lines = read_lines(path, AnyLine, Header)
-    assert isinstance(lines[0], Header)
-    footer = lines[-1] if isinstance(lines[-1], Footer) else None
-    return lines[0], [line for line in lines if isinstance(line, Step)], footer
+    return read_lines(path, AnyLine, Header)
 
 
-def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]:
-    """Return the lines of a journal, which starts with its header and holds one run. Raises JournalUnreadable."""
+def read_run_journal(path: str) -> tuple[RunHeader, list[RunStep], Footer | None]:
+    """Read a coordinator's journal. Raises JournalUnreadable."""
+    return read_lines(path, AnyRunLine, RunHeader)
+
+
+def read_lines(path: str, kinds: Any, header: type[Any]) -> tuple[Any, list[Any], Footer | None]:
+    """Return header, steps and footer of a journal, which holds one run. Raises JournalUnreadable."""
     decoder = msgspec.json.Decoder(kinds)
     try:
         with open(path, "rb") as file:
@@ -192,7 +239,8 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
     if not lines or not isinstance(lines[0], header):
         what = "is empty" if not lines and not torn else "does not begin with a header"
         raise JournalUnreadable(f"{path!r} {what}; expected the journal.jsonl of a run")
-    return lines
+    footer = lines[-1] if isinstance(lines[-1], Footer) else None
+    return lines[0], [line for line in lines[1:] if not isinstance(line, Footer)], footer
 
 
 class _AnyHeader(msgspec.Struct):
@@ -222,3 +270,19 @@ def _check_format(path: str, raw_lines: list[bytes]) -> None:
         raise JournalUnreadable(
             f"{path!r} has format {header.format}, this tenax reads format {FORMAT}; use tenax {header.tenax}"
         )
+
+
+def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[float, str]], list[str]]:
+    """Return the run's messages with the time since its start, and where this version of tenax behaves differently."""
+    from tenax._view.run_messages import RunMessages
+
+    machine = CoordinatorMachine(header.settings, RecordedPolicy(step.decision for step in steps))
+    lines: list[tuple[float, str]] = []
+    differences: list[str] = []
+    run_messages = RunMessages()
+    for number, step in enumerate(steps, 1):
+        sent = machine.step(step.event, step.at).sends
+        if sent != step.sent:
+            differences.append(f"step {number}, {type(step.event).__name__}: the journal has {step.sent}, not {sent}")
+        lines += [(step.at - header.at, line) for line in run_messages.lines_for(step.event, step.sent)]
+    return lines, differences

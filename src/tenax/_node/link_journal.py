@@ -7,19 +7,13 @@ written after a moment, so that a rendezvous does not wait for it; a killed agen
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Callable
 
 import msgspec
 
-from tenax import __version__
 from tenax._core.link.recording import Call, Quiet, Recorder
-from tenax._node.journal import FORMAT, Footer, Journal, read_lines
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tenax._io.interfaces import EventLoop
+from tenax._io.interfaces import EventLoop
+from tenax._node.journal import Footer, Journal, read_lines
 
 NAME = "links.jsonl"
 _WRITE_AFTER_S = 1.0
@@ -36,16 +30,13 @@ class LinkHeader(msgspec.Struct, frozen=True, tag="link header", tag_field="line
     at: float
 
 
-AnyLinkLine = LinkHeader | Call | Quiet | Footer
-
-
 class LinkJournal(Journal):
     """Writes it. ``recorder`` creates the machines that are recorded."""
 
     def __init__(self, path: str, loop: EventLoop, warn: Callable[[str], None] = lambda _: None) -> None:
         super().__init__(path, warn=warn)
         self._loop = loop
-        self.write(LinkHeader(FORMAT, __version__, os.uname().nodename, time.time(), loop.now()))
+        self.write_header(LinkHeader, loop.now())
         self.recorder = Recorder(self.write, loop.now, os.urandom(32), self._plan)
 
     def _plan(self, is_first: bool) -> None:
@@ -59,6 +50,4 @@ class LinkJournal(Journal):
 
 def read_link_journal(path: str) -> tuple[LinkHeader, list[Call | Quiet], Footer | None]:
     """Read a journal of links. Raises JournalUnreadable."""
-    lines = read_lines(path, AnyLinkLine, LinkHeader)
-    footer = lines[-1] if isinstance(lines[-1], Footer) else None
-    return lines[0], [line for line in lines if isinstance(line, Call | Quiet)], footer
+    return read_lines(path, LinkHeader | Call | Quiet | Footer, LinkHeader)

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax._core.agent import Phase
+from tenax._core.agent import AgentState, Phase
 from tenax._core.bounds import clamped_time
 from tenax._core.events import ProgressSeen
 from tenax._core.model import WorkerPhase
-from tenax._io.loop import NO_TIMER
+from tenax._io.loop import NO_TIMER, Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.agent import AgentState
     from tenax._core.messages import WorkerProgress
     from tenax._io.interfaces import Logs
-    from tenax._io.loop import Loop
     from tenax._observe.hangs.gpu_use import GpuUse
 
 _FIRST_S, _INTERVAL_S = 1.0, 5.0
@@ -111,7 +109,11 @@ class LiveSteps:
 
         steps = {each.local_rank: each for each in self._logs.progress()}
         before = {each.local_rank: each for each in self._posted}
-        gpus = self._gpus()
+        if self._gpu_use is None:
+            from tenax._observe.hangs.gpu_use import GpuUse
+
+            self._gpu_use = GpuUse()
+        gpus = self._gpu_use.by_pid()  # how busy the GPU of each process is, as far as it is known
         found = []
         for rank in sorted({*steps, *self._pids}):
             each = steps.get(rank, WorkerProgress(rank, -1, -1, 0.0, 0.0))
@@ -126,14 +128,6 @@ class LiveSteps:
                 )
             )
         return tuple(found)
-
-    def _gpus(self) -> dict[int, float]:
-        """Return how busy the GPU of each process is, as far as it is known."""
-        if self._gpu_use is None:
-            from tenax._observe.hangs.gpu_use import GpuUse
-
-            self._gpu_use = GpuUse()
-        return self._gpu_use.by_pid()
 
     def _cpus(self, rank: int, before: float | None) -> float | None:
         """Return how many CPUs a worker has used since the last poll, or at first since it was started."""

@@ -93,8 +93,6 @@ class RankSet:
 
 
 class _Stream(msgspec.Struct, frozen=True):
-    """One requested stream."""
-
     generation: int
     local_rank: int
     number: int
@@ -137,7 +135,6 @@ class LogQueries:
             self._writer.answer_now()
 
     def end(self) -> None:
-        """Mark all streams as ended; no more will open."""
         self._is_ended = True
         self.on_generation()
 
@@ -165,8 +162,9 @@ class LogQueries:
             while len(self._waiting) >= _MAX_WAITING:  # the oldest may belong to clients that disconnected
                 self._writer.answer_now(self._waiting.pop(0).number)
             self._waiting.append(pending)
-        if request.cursor:
-            self._remove_answered(request.cursor)
+        answered = [sent for sent, _ in self._answered]
+        if request.cursor in answered:
+            del self._answered[answered.index(request.cursor)]
 
         def on_result(found: dict[str, Any]) -> None:
             if pending in self._waiting:
@@ -192,12 +190,6 @@ class LogQueries:
             since=request.since,
             unfinished=request.unfinished,
         )
-
-    def _remove_answered(self, cursor: str) -> None:
-        for index, (sent, _) in enumerate(self._answered):
-            if sent == cursor:
-                del self._answered[index]
-                return
 
     def _start(self, request: LogsRequest) -> Cursor | None:
         """Return the cursor to start from; None: from the end."""
@@ -287,9 +279,7 @@ class LogQueries:
     def _continues(self, generation: int, local_rank: int) -> bool:
         """Return whether the process of this worker, and with it its streams, continue in the next generation."""
         now, following = (self._generations.get(number) for number in (generation, self._next(generation)))
-        return (
-            now is not None and following is not None and following.origins.get(local_rank) == now.origins[local_rank]
-        )
+        return bool(now and following and following.origins.get(local_rank) == now.origins[local_rank])
 
     def _next(self, generation: int) -> int:
         """Return the next generation that had workers on this node; 0: none."""

@@ -11,16 +11,12 @@ import msgspec
 from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, is_started, overrun
 from tenax._core.agent_state import global_rank
+from tenax._core.commands import AnyCommand
 from tenax._core.environment import max_restarts
-from tenax._core.model import Outcome, WorkerPhase, assert_never
-from tenax._core.text import format_seconds
+from tenax._core.events import AnyEvent
+from tenax._core.model import Assignment, Outcome, Verdict, WorkerPhase, assert_never
+from tenax._core.text import counted, format_seconds
 from tenax._view.exit_text import describe_exit, signal_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._core.commands import AnyCommand
-    from tenax._core.events import AnyEvent
-    from tenax._core.model import Assignment, Verdict
 
 _AGAIN = "; Ctrl-C again kills them now"
 _SHORT_RUN_S = 10.0
@@ -127,16 +123,12 @@ def _of_start(state: AgentState, part: Assignment, survivors: tuple[int, ...]) -
     count, first = state.settings.local_world_size, part.first_global_rank
     ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
     started = count - len(survivors)
-    starting = [f"starting {_workers(started)}"] if started else []
+    starting = [f"starting {counted(started, 'worker')}"] if started else []
     if survivors:
-        starting.insert(0, f"{_workers(len(survivors))} {'continues' if len(survivors) == 1 else 'continue'}")
+        starting.insert(0, f"{counted(len(survivors), 'worker')} {'continues' if len(survivors) == 1 else 'continue'}")
     among = f", node {part.group_rank} of {part.group_world_size}" if part.group_world_size > 1 else ""
     why = f" ({part.why})" if part.generation > 1 and part.why else ""
     return f"generation {part.generation}{why}: {', '.join(starting)}, {ranks} of {part.world_size}{among}"
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def _how(signal: int, state: AgentState) -> str:
@@ -239,7 +231,7 @@ def live_line(state: AgentState) -> tuple[str, float | None, float | None]:
         case Phase.JOINING | Phase.NEW:
             what = "waiting for the next generation" if state.generation else "waiting for the first generation"
             if held := state.last.held():
-                what += f", {_workers(len(held))} held"
+                what += f", {counted(len(held), 'worker')} held"
         case Phase.DONE:
             what = f"generation {state.generation}: done here, waiting for the other nodes"
         case Phase.RUNNING:

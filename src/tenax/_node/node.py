@@ -24,11 +24,11 @@ from tenax._io.helper_process import inheritable_environ
 from tenax._io.interfaces import RequestRefused
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs
-from tenax._node.job import TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
-from tenax._node.journal import Journal
+from tenax._node.job import TORCHELASTIC_TIMER_FILE, JobSpec, watchdog_file, watchdog_note
+from tenax._node.journal import RUN_NAME, Journal, RunJournal, Step
 from tenax._node.live_steps import LiveSteps, running_pids
 from tenax._node.signals import SignalSource, parse_signals
-from tenax._node.sinks import open_sinks
+from tenax._node.sinks import Sinks, open_sinks
 from tenax._node.supervisor import SURVIVOR_VARIABLE, Supervisor, Surroundings, inherited_stdin
 from tenax._node.worker_logs import WorkerLogs
 from tenax._node.workers import decide_placements, make_entrypoint
@@ -42,13 +42,9 @@ if TYPE_CHECKING:
     from tenax._core.commands import ForwardNotice, ReadStacks, StartWorkers
     from tenax._core.model import Assignment, Verdict
     from tenax._core.requests import StacksRequest
-    from tenax._io.interfaces import Control, Launch, OperatorService, Reply
-    from tenax._node.job import JobSpec
-    from tenax._node.journal import Step
+    from tenax._io.interfaces import Control, OperatorService, Reply
     from tenax._node.link_journal import LinkJournal
     from tenax._node.observers import Observers
-    from tenax._node.run_journal import RunJournal
-    from tenax._node.sinks import Sinks
     from tenax._observe.health.check import HealthCheck
     from tenax.control_plane._sockets import WorkerSockets
     from tenax.timer._watchdog_pipe import WatchdogPipe
@@ -106,10 +102,10 @@ class Node(Surroundings):
         self._records_end = records_end
         args = dict.fromkeys(range(job.nproc_per_node), job.args)
         self._entrypoint = make_entrypoint(job.entrypoint, args, job.start_method, job.entrypoint_name)
-        self._placements = decide_placements(job.numa_options, job.nproc_per_node, environ)
+        self.placements = decide_placements(job.numa_options, job.nproc_per_node, environ)
         job_restarts = job.allocation.restarts if job.allocation is not None else 0
-        self._options = WorkerEnvironment(job.virtual_local_rank, self._placements.omp_num_threads, job_restarts)
-        self._watchdog = watchdog_plan(environ)
+        self._options = WorkerEnvironment(job.virtual_local_rank, self.placements.omp_num_threads, job_restarts)
+        self._timer_file = watchdog_file(environ)  # None: the watchdog is off
         self._health: HealthCheck | None = None
         if health_check_server is not None or environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
             from tenax._observe.health.check import health_check_of
@@ -135,7 +131,6 @@ class Node(Surroundings):
 
     @property
     def part(self) -> Assignment | None:
-        """This node's part in its last generation."""
         return self._last_step[1].assignment if self._last_step is not None else None
 
     def run(
@@ -186,7 +181,7 @@ class Node(Surroundings):
                 entrypoint=self._entrypoint.name,
                 backend=self._backend,
                 records_end=self._records_end,
-                has_watchdog=self._watchdog is not None,
+                has_watchdog=self._timer_file is not None,
                 now=loop.now(),
             )
             self._open_observers()
@@ -247,15 +242,12 @@ class Node(Surroundings):
         self._steps.observe(state)
         self._on_step(step, state)
 
-    def bind(self, local_rank: int, launch: Launch) -> Launch:
-        return self._placements.bind(local_rank, launch)
-
     def forward_notice(self, notice: ForwardNotice) -> None:
         self._notice.write(notice)
 
     def read_stacks(self, command: ReadStacks) -> None:
         if self._observers is not None:
-            self._observers.read_stacks(command)
+            self._observers.with_sampler(lambda sampler: sampler.read_stacks(command))
 
     def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply) -> None:
         is_off, program = self._job.on_hang == "off", ""
@@ -288,7 +280,8 @@ class Node(Surroundings):
             reply(None, "this worker does not run now" if request.local_rank >= 0 else "no worker runs here now")
             return
         if self._observers is not None:
-            self._observers.expect_disturbance()
+            # Ignore the next activity of the workers: another program stops and reads them.
+            self._observers.with_sampler(lambda sampler: sampler.expect_disturbance())
         read_in_background(program, pids, request.native, lambda found: self._loop.soon(lambda: reply(found, "")))
 
     def report_activity(self, done: Callable[[], None]) -> None:
@@ -328,7 +321,6 @@ class Node(Surroundings):
                 health.signs.ask_watchdog(self.scopes.last_progress_time)
 
     def _open_sockets(self) -> None:
-        """Create the workers' control plane sockets if ``TORCH_WORKER_SERVER_SOCKET`` is set."""
         if not self._environ.get("TORCH_WORKER_SERVER_SOCKET"):
             return
         from tenax.control_plane._sockets import open_sockets
@@ -356,12 +348,12 @@ class Node(Surroundings):
         self._print(f"run {self._settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
             self._print(f"note: any user of this host can replace logs in {root}; to prevent it: chmod o-w {root}")
-        for note in filter(None, (*self._placements.notes, self._cold_note)):
+        for note in filter(None, (*self.placements.notes, self._cold_note)):
             self._print(note)
-        if self._watchdog is not None:
+        if self._timer_file is not None:
             from tenax.timer._watchdog_pipe import WatchdogPipe
 
-            self.scopes = WatchdogPipe(self._job.nproc_per_node, self._watchdog.timer_file)
+            self.scopes = WatchdogPipe(self._job.nproc_per_node, self._timer_file)
             try:
                 self.scopes.make()
             except ValueError as error:
@@ -403,7 +395,7 @@ class Node(Surroundings):
         job = self._job
         lasting, late = lasting_environment(self._settings, self._environ, self._options)
         launches = [
-            self._placements.bind(rank, self._entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
+            self.placements.bind(rank, self._entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
             for rank in range(job.nproc_per_node)
         ]
         # A process cannot extend its command line, so the template is started with the longest one.
@@ -431,13 +423,10 @@ class Node(Surroundings):
         return {**pipe, **stacks_env()}
 
     def return_values(self) -> dict[int, Any]:
-        """Return the values of the last generation by local rank."""
         return self._entrypoint.return_values()
 
     def open_run_journal(self) -> RunJournal:
-        from tenax._node.run_journal import NAME, RunJournal
-
-        return RunJournal(self._new_journal(NAME), self._warn)
+        return RunJournal(self._new_journal(RUN_NAME), warn=self._warn)
 
     def open_link_journal(self) -> LinkJournal | None:
         if not self.log_dir:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tenax._core.agent import AgentState
-    from tenax._core.commands import ReadStacks
     from tenax._core.hang import Scopes
     from tenax._core.requests import StacksRequest
     from tenax._io.interfaces import Control, OperatorService, Reply
@@ -60,11 +59,7 @@ class Observers:
             print_line(f"could not start sampling workers for hangs: {type(error).__name__}: {error}")
 
     def observe(self, step: Step, state: AgentState) -> None:
-        """Process one step of the agent machine."""
-        self._with_sampler(lambda sampler: sampler.observe(step, state))
-
-    def read_stacks(self, command: ReadStacks) -> None:
-        self._with_sampler(lambda sampler: sampler.read_stacks(command))
+        self.with_sampler(lambda sampler: sampler.observe(step, state))
 
     def answer_stacks(self, request: StacksRequest, dump: Callable[[int], None], reply: Reply, note: str = "") -> None:
         if self._sampler is None:
@@ -72,11 +67,7 @@ class Observers:
         else:
             self._sampler.answer_stacks(request, dump, reply, note)
 
-    def expect_disturbance(self) -> None:
-        """Ignore the next activity of the workers: another program stops and reads them."""
-        self._with_sampler(lambda sampler: sampler.expect_disturbance())
-
-    def _with_sampler(self, call: Callable[[Sampler], None]) -> None:
+    def with_sampler(self, call: Callable[[Sampler], None]) -> None:
         if self._sampler is not None:
             try:
                 call(self._sampler)

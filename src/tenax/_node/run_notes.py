@@ -7,16 +7,13 @@ control socket opens. The notes of the last 100 agents are kept, so that operato
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._io.private_folder import check_private, make_private, private_folder
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SOCKET = ".sock"
 _NOTE = ".json"
@@ -25,8 +22,6 @@ _MAX_NOTE_BYTES = 64 << 10
 
 
 class RunNote(msgspec.Struct, frozen=True):
-    """The note that an agent writes about its run."""
-
     run_id: str
     pid: int
     entrypoint: str = ""
@@ -61,7 +56,7 @@ def write_note(info: Mapping[str, object], socket_path: str = "") -> None:
         path = socket_path.removesuffix(SOCKET) + _NOTE
         with open(path, "wb") as file:
             file.write(msgspec.json.encode(msgspec.convert(info, RunNote)))
-        for old in _notes(os.path.dirname(path))[:-_MAX_NOTES]:
+        for old in _notes()[:-_MAX_NOTES]:
             os.unlink(old)
 
 
@@ -70,11 +65,7 @@ def last_runs(environ: Mapping[str, str] | None = None) -> list[RunNote]:
 
     An agent whose socket still exists may be running, even if it does not answer.
     """
-    folder = private_folder(environ)
-    if not os.path.lexists(folder):
-        return []
-    check_private(folder)
-    ended = (path for path in reversed(_notes(folder)) if not os.path.lexists(path.removesuffix(_NOTE) + SOCKET))
+    ended = (path for path in reversed(_notes(environ)) if not os.path.lexists(path.removesuffix(_NOTE) + SOCKET))
     return [note for note in map(_read_note, ended) if note is not None]
 
 
@@ -91,12 +82,19 @@ def _read_note(path: str) -> RunNote | None:
         return None
 
 
-def _notes(folder: str) -> list[str]:
+def _notes(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the paths of all notes, the one written first in front."""
     dated = []
-    for name in os.listdir(folder):
-        if name.endswith(_NOTE):
-            path = os.path.join(folder, name)
-            with suppress(OSError):  # removed meanwhile
-                dated.append((os.stat(path).st_mtime_ns, path))
+    for path in private_paths(_NOTE, environ):
+        with suppress(OSError):  # removed meanwhile
+            dated.append((os.stat(path).st_mtime_ns, path))
     return [path for _, path in sorted(dated)]
+
+
+def private_paths(suffix: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the paths of these files in the private folder, by name. Raises OSError."""
+    folder = private_folder(environ)
+    if not os.path.lexists(folder):
+        return []
+    check_private(folder)
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(suffix)]

@@ -40,21 +40,15 @@ class Sinks:
         self._views: list[tuple[EventView | MetricView, Callable[[Any], None]]] = []  # with where their results go
         self._own: list[Any] = []  # handlers created here from their names
         self.locations: list[str] = []  # where to find their output, for people
+        self._metrics: dict[str, list[BackgroundQueue]] = {}
         self._events = self._open_events(event_log_handler)
+        self.has_events = bool(self._events)
         try:
             self._metrics = self._open_metrics(metric_handlers, labels or {})
         except BaseException:
-            self._metrics = {}
             self.close()
             raise
-
-    @property
-    def has_events(self) -> bool:
-        return bool(self._events)
-
-    @property
-    def has_metrics(self) -> bool:
-        return bool(self._metrics)
+        self.has_metrics = bool(self._metrics)
 
     def record(self, event: Event) -> None:
         for queue in self._events:

@@ -14,44 +14,31 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tenax._core import commands, events
-from tenax._core.agent import SIGKILL, AgentMachine, Phase, messages_on_connecting
-from tenax._core.model import assert_never
+from tenax._core.agent import SIGKILL, AgentMachine, AgentState, Phase, messages_on_connecting
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Verdict, assert_never
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
-from tenax._io.interfaces import RequestRefused, Watchable, create_machine
-from tenax._node.journal import Step
+from tenax._io.interfaces import Entrypoint, Logs, Processes, RequestRefused, Watchable, create_machine
+from tenax._node.journal import Journal, RunJournal, Step
 from tenax._node.messages import Repetitions, lines_for, live_line
+from tenax._node.workers import Placements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.agent import AgentState
-    from tenax._core.commands import AnyCommand
     from tenax._core.coordinator import RunSettings
-    from tenax._core.events import AnyEvent
     from tenax._core.ledger import Goodput
     from tenax._core.messages import FromNode, NodeInfo
-    from tenax._core.model import AgentSettings, Verdict
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import AnyRequest, OfNode, StacksRequest
-    from tenax._io.interfaces import (
-        Control,
-        CreateMachine,
-        Entrypoint,
-        Launch,
-        Logs,
-        OperatorService,
-        Processes,
-        RecordRun,
-        Reply,
-    )
+    from tenax._io.interfaces import Control, CreateMachine, OperatorService, RecordRun, Reply
     from tenax._io.loop import Loop
     from tenax._node.control_socket import ControlSocket
     from tenax._node.error_files import ErrorFiles
-    from tenax._node.journal import Journal
     from tenax._node.link_journal import LinkJournal
-    from tenax._node.run_journal import RunJournal
     from tenax._node.worker_channel import WorkerChannel
     from tenax.timer._watchdog_pipe import WatchdogPipe
 
@@ -67,15 +54,12 @@ _FOLLOWERS_S = 3.0  # maximum time for log followers to receive the last lines
 class Surroundings(ABC):
     """What a supervisor needs of the agent around it. An agent overrides what it has."""
 
+    placements = Placements()  # which CPUs the workers may use
     shares_console = False  # other agents of the run print to the same console, so each prints only what it does
 
     @abstractmethod
     def environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
         """Return the additional variables of each worker, by local rank."""
-
-    def bind(self, local_rank: int, launch: Launch) -> Launch:  # noqa: ARG002
-        """Return the launch bound to the worker's CPUs."""
-        return launch
 
     def forward_notice(self, notice: commands.ForwardNotice) -> None:  # noqa: B027
         """Inform the workers that a node will leave."""
@@ -87,9 +71,9 @@ class Surroundings(ABC):
         """Answer with the stacks of the workers. ``dump`` makes a worker write them."""
         reply(None, "this agent does not read stacks")
 
-    def open_run_journal(self) -> RunJournal | None:
-        """Open the journal of a coordinator in this process. None: no journal."""
-        return None
+    def open_run_journal(self) -> RunJournal:
+        """Open the journal of a coordinator in this process."""
+        return RunJournal()
 
     def open_link_journal(self) -> LinkJournal | None:
         """Open the journal of the node's links. None: no journal."""
@@ -222,7 +206,6 @@ class Supervisor:
         return min((each for each in deadlines if each is not None), default=None)
 
     def _on_deadline(self) -> None:
-        """Handle a passed deadline of the machine, or else of a scope."""
         deadline = self.machine.state.next_deadline()
         if deadline is not None and deadline <= self._loop.now():
             self._step(events.Tick())
@@ -246,8 +229,6 @@ class Supervisor:
         if self._run_journal is not None:
             self._run_journal.close(self._loop.now())
         self._run_journal = self._around.open_run_journal()
-        if self._run_journal is None:
-            return lambda *_: None
         self._run_journal.begin_run(settings, self._loop.now())
         return self._run_journal.run_step
 
@@ -288,7 +269,6 @@ class Supervisor:
         write_note(self._agent_info() | {"since": self._since, "ended": ended, "outcome": outcome}, socket_path)
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
-        """Answer a request from the control socket."""
         from tenax._core.requests import AgentRequest
 
         if isinstance(request, AgentRequest):
@@ -471,7 +451,7 @@ class Supervisor:
             variable = {} if channel is None else {SURVIVOR_VARIABLE: str(SURVIVOR_DESCRIPTOR)}
             env = {**inherited, **added[rank], **output.env, **variable}
             try:
-                launch = self._around.bind(rank, self._entrypoint.launch(rank, env))
+                launch = self._around.placements.bind(rank, self._entrypoint.launch(rank, env))
                 streams = {**inherited_stdin(), 1: output.stdout, 2: output.stderr}
                 if channel is not None:
                     streams[SURVIVOR_DESCRIPTOR] = channel.fileno()
@@ -520,7 +500,6 @@ class Supervisor:
         return theirs
 
     def _close_channel(self, local_rank: int, generation: int | None = None) -> None:
-        """Close the channel to a worker, if it is one of this generation."""
         channel = self._channels.get(local_rank)
         if channel is not None and generation in (None, channel.generation):
             channel.close()
@@ -587,7 +566,7 @@ class WorkerSocket(Watchable):
 
     @property
     def wants_to_write(self) -> bool:
-        return self._channel is not None and self._channel.wants_to_write
+        return self._channel is not None and bool(self._channel.outgoing)
 
     def on_writable(self) -> None:
         self.opened().flush()

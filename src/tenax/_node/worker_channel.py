@@ -27,10 +27,7 @@ from tenax._core import events
 from tenax._core.bounds import DECODE_ERRORS, MAX_NUMBER, HoldTimeout, Number
 from tenax._core.environment import GENERATIONS_PER_JOB_START
 from tenax._core.text import one_line
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from tenax._node.supervisor import WorkerSocket
+from tenax._node.supervisor import WorkerSocket
 
 _MAX_LINE = 1 << 16
 _MAX_WHY = 4096
@@ -51,12 +48,10 @@ _decode = msgspec.json.Decoder(OptIn | Held).decode
 
 
 class WorkerChannel:
-    """What was sent and received on one channel."""
-
     def __init__(self, socket: WorkerSocket) -> None:
         self._socket = socket
         self._received = b""
-        self._outgoing = b""
+        self.outgoing = b""
         self._opted_in: int = 0  # the last generation in which the worker opted in; 0: it never did
         self._ended: int = 0  # the generation whose end was sent and not acknowledged
         self._is_held = False
@@ -88,16 +83,12 @@ class WorkerChannel:
         if len(line) > _MAX_LINE:
             self._close(f"the variables of its next generation have {len(line)} bytes, and {_MAX_LINE} are possible")
             return
-        self._outgoing += line
+        self.outgoing += line
         self.flush()
-
-    @property
-    def wants_to_write(self) -> bool:
-        return bool(self._outgoing)
 
     def flush(self) -> None:
         try:
-            self._outgoing = self._outgoing[self._socket.sock.send(self._outgoing) :]
+            self.outgoing = self.outgoing[self._socket.sock.send(self.outgoing) :]
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
@@ -155,7 +146,7 @@ class WorkerChannel:
         return ""
 
     def _close(self, why: str) -> None:
-        self._outgoing = b""
+        self.outgoing = b""
         self._socket.close()
         if self._opted_in:
             self._socket.post(events.WorkerOptedOut(self._socket.generation, self._socket.local_rank, why))

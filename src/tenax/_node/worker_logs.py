@@ -16,7 +16,7 @@ import msgspec
 from tenax._core.model import Evidence
 from tenax._core.text import decoded, one_line, without_passwords
 from tenax._io.interfaces import Output
-from tenax._logs.specs import LogsDest, line_prefix
+from tenax._logs.specs import LogsDest, LogsSpecs, line_prefix
 from tenax._logs.writer import LogWriter
 
 TYPE_CHECKING = False
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tenax._failures.out_of_memory import OutOfMemoryWatch
     from tenax._io.interfaces import Reply
     from tenax._logs.replaced_stream import ReplacedStream
-    from tenax._logs.specs import LogsSpecs
     from tenax._node.log_queries import LogQueries
 
 _STDOUT, _STDERR = 1, 2
@@ -59,8 +58,6 @@ class LoggedGeneration(msgspec.Struct, frozen=True):
 
 
 class WorkerLogs:
-    """The output of all workers of a node, and the agent's own lines."""
-
     def __init__(
         self,
         specs: LogsSpecs,
@@ -119,14 +116,13 @@ class WorkerLogs:
         self._writer.close_stream_duplicates([key for key in self._open_keys if key not in kept])
         self._open_keys = [key for key in self._open_keys if key in kept]
         self._remove_empty_stacks(survivors)
-        before, destination = self.destination, self._choose_destination(envs)
-        self.destination = destination
+        before, self.destination = self.destination, self._choose_destination(envs)
         for rank in survivors:
-            _keep_destination(before, destination, rank)
+            _keep_destination(before, self.destination, rank)
         self._origins = {rank: self._origins[rank] if rank in survivors else generation for rank in envs}
         self._is_shared = sum(map(self._is_shown, envs)) > 1
         ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
-        self._generations[generation] = LoggedGeneration(ranks, destination, self._origins)
+        self._generations[generation] = LoggedGeneration(ranks, self.destination, self._origins)
         if len(self._generations) > _MAX_GENERATIONS:
             del self._generations[next(iter(self._generations))]
         if self._memory is None:
@@ -135,34 +131,26 @@ class WorkerLogs:
             self._memory = OutOfMemoryWatch()
         else:
             self._memory.rebase()
+        started = [rank for rank in envs if rank not in survivors]
         streams: dict[tuple[int, int], int] = {}
         try:
-            for rank, env in envs.items():
-                if rank in survivors:
-                    continue
-                streams[rank, _STDOUT] = self._open_stream(generation, rank, _STDOUT, env, destination)
-                if self._is_one_stream(rank):
-                    streams[rank, _STDERR] = os.dup(streams[rank, _STDOUT])
-                else:
-                    streams[rank, _STDERR] = self._open_stream(generation, rank, _STDERR, env, destination)
+            for rank in started:
+                stdout = streams[rank, _STDOUT] = self._open_stream(generation, rank, _STDOUT, envs[rank])
+                is_one = self._is_one_stream(rank)
+                streams[rank, _STDERR] = (
+                    os.dup(stdout) if is_one else self._open_stream(generation, rank, _STDERR, envs[rank])
+                )
         except OSError:  # too many open files; the caller reports it
             for descriptor in streams.values():
                 os.close(descriptor)
             raise
         if self._queries is not None:
             self._queries.on_generation()
-        return {
-            rank: Output(
-                stdout=streams[rank, _STDOUT],
-                stderr=streams[rank, _STDERR],
-                env={"TORCHELASTIC_ERROR_FILE": destination.error_files.get(rank, "")},
-            )
-            for rank in envs
-            if rank not in survivors
-        }
+        files = self.destination.error_files
+        env = {rank: {"TORCHELASTIC_ERROR_FILE": files.get(rank, "")} for rank in started}
+        return {rank: Output(streams[rank, _STDOUT], streams[rank, _STDERR], env[rank]) for rank in started}
 
     def _key(self, rank: int, number: int) -> str:
-        """Return the key of a stream of this worker."""
         return f"{self._origins.get(rank, 0)}.{rank}.{number}"
 
     def _is_shown(self, rank: int) -> bool:
@@ -185,7 +173,8 @@ class WorkerLogs:
             self._writer.print(f"tenax: could not create log files: {error.strerror}: {error.filename!r}")
             return LogsDest()
 
-    def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str], to: LogsDest) -> int:
+    def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str]) -> int:
+        to = self.destination
         files, teed, filtered = (
             (to.stdouts, to.tee_stdouts, to.filtered_stdout)
             if number == _STDOUT
@@ -311,17 +300,14 @@ class WorkerLogs:
 
     def _stacks_file(self, local_rank: int, started_at: float) -> str:
         """Return the path if the file was written by this worker: third-party log specs may reuse a directory."""
-        error_file = self.destination.error_files.get(local_rank, "")
-        if not error_file:
-            return ""
         from tenax._processes.stacks import stacks_file
 
-        path = stacks_file(error_file)
-        try:
-            is_new = os.stat(path).st_mtime >= time.time() - (self._now() - started_at) - _MTIME_RESOLUTION_S
-        except OSError:
-            return ""
-        return path if is_new else ""
+        error_file = self.destination.error_files.get(local_rank, "")
+        path = stacks_file(error_file) if error_file else ""
+        began = time.time() - (self._now() - started_at)
+        with contextlib.suppress(OSError):  # there is none
+            return path if path and os.stat(path).st_mtime >= began - _MTIME_RESOLUTION_S else ""
+        return ""
 
     def _remove_empty_stacks(self, survivors: tuple[int, ...] = ()) -> None:
         """Remove the files that workers opened for dumps of their stacks and never wrote."""
@@ -380,7 +366,6 @@ class WorkerLogs:
 
 
 def _keep_destination(before: LogsDest, destination: LogsDest, rank: int) -> None:
-    """Keep the files of a survivor, which has them open."""
     for name in ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files"):
         old, new = getattr(before, name), getattr(destination, name)
         new.pop(rank, None)

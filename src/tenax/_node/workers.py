@@ -26,7 +26,6 @@ class Placements(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
     def bind(self, local_rank: int, launch: Launch) -> Launch:
-        """Return the launch bound to the worker's CPUs."""
         if self.placement is None or not self.placement.bindings:
             return launch
         return msgspec.structs.replace(launch, cpus=self.placement.bindings[local_rank].cpus)

@@ -14,14 +14,11 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tenax._core.text import format_seconds
+from tenax._core.text import counted, format_seconds
 from tenax.numa import _sysfs as sysfs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 TORCH_TIMEOUT_S = 60.0
 # Device nodes of GPUs that have no file per GPU: WSL and Jetson.
@@ -36,8 +33,6 @@ class Gpu(NamedTuple):
 
 
 class Roots(NamedTuple):
-    """Where the kernel's files are."""
-
     dev: str = "/dev"
     proc: str = "/proc"
     sys: str = "/sys"
@@ -181,8 +176,8 @@ def _no_gpu(environ: Mapping[str, str], roots: Roots) -> str:
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     settings = ", ".join(f"{name}={environ[name]!r}" for name in names if name in environ)
     if hidden and settings:
-        count = "1 GPU" if len(hidden) == 1 else f"{len(hidden)} GPUs"
-        return f"--nproc-per-node=gpu: found {count}, but {settings} hides all of them; change it or pass a number."
+        found = counted(len(hidden), "GPU")
+        return f"--nproc-per-node=gpu: found {found}, but {settings} hides all of them; change it or pass a number."
     return (
         f"--nproc-per-node=gpu: no GPU found (looked for NVIDIA devices such as {roots.dev}/nvidia0, and for AMD "
         f"GPUs in {roots.sys}/class/kfd); pass a number or 'cpu'."

@@ -48,22 +48,21 @@ class CommandEntrypoint:
         argv = [str(word).replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self._argv_by_rank[local_rank]]
         return Launch(env=self._wrap_env(env), argv=argv)
 
-    def release(self, local_rank: int) -> None:
-        """A command holds nothing."""
-
     def collect(self, local_rank: int, exit_code: int) -> str:
         if exit_code == 0:
             self._succeeded.add(local_rank)
         return ""
 
-    def end_wait(self) -> None:
-        """A command does not wait for other workers."""
-
     def return_values(self) -> dict[int, Any]:
         return dict.fromkeys(sorted(self._succeeded))
 
-    def close(self) -> None:
-        """A command holds nothing."""
+    def release(self, local_rank: int) -> None:
+        """A command holds nothing ..."""
+
+    def end_wait(self) -> None:
+        """... and does not wait for other workers."""
+
+    close = end_wait
 
 
 class FunctionEntrypoint:
@@ -93,7 +92,6 @@ class FunctionEntrypoint:
         self._launched: set[int] = set()  # local ranks that have inherited it
 
     def keeper(self) -> KeeperProcess:
-        """Return a keeper that can start this kind of worker."""
         from tenax._processes.keeper import KeeperProcess
 
         if self._method == "fork":

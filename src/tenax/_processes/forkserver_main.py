@@ -8,5 +8,4 @@ from tenax._processes.keeper_main import Keeper
 
 
 def main(descriptor: int) -> None:
-    """Entry point of the helper process."""
     Keeper(Channel.from_descriptor(descriptor), run_forked).run()

@@ -67,11 +67,9 @@ class ReturnBarrier:
         self.descriptor = self._theirs.fileno()  # workers inherit it
 
     def arrive(self) -> None:
-        """Count an exited worker as returned."""
         _take_ticket(self._theirs)
 
     def open(self) -> None:
-        """Let all workers exit."""
         _shut_down(self._ours)
 
     def close(self) -> None:
@@ -162,7 +160,6 @@ def main() -> None:
 
 
 def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload is complete
-    """Entry point of a worker forked from the fork server. Does not return."""
     exit_like_a_program(_run_payload)
 
 
@@ -226,7 +223,6 @@ def _write_result(descriptor: int, data: bytes) -> None:
 
 
 def _wait_for_others(descriptor: int) -> None:
-    """Wait until the functions of all workers of this node have returned."""
     with socket.socket(fileno=descriptor) as barrier, suppress(KeyboardInterrupt):  # interrupted: exit now
         _take_ticket(barrier)
         until_hangup = select.poll()

@@ -45,10 +45,9 @@ before everything is killed.
 
 "cleared" is proven: either ``waitpid`` reports that the keeper has no children, or every worker that is not held was
 reaped and the keeper's list of children holds only those of the warm pool, the held workers and orphans in their
-sessions. (A child leaves that list only when the keeper reaps it,
-so the list is complete.) Every descendant is below a child of the keeper or, as an orphan, is one. The exception is a
-warm worker that was just forked and is still its forker's child; the keeper has its pid, which cannot be reused before
-the keeper reaps it.
+sessions. (A child leaves that list only when the keeper reaps it, so the list is complete.) Every descendant is below
+a child of the keeper or, as an orphan, is one. The exception is a warm worker that was just forked and is still its
+forker's child; the keeper has its pid, which cannot be reused before the keeper reaps it.
 """
 
 from __future__ import annotations
@@ -134,12 +133,11 @@ class Keeper:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = before[1] if before[1] != resource.RLIM_INFINITY else _MAX_OPEN_FILES
         if before[0] < min(most, _MAX_OPEN_FILES):
-            _limit_open_files((min(most, _MAX_OPEN_FILES), before[1]))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_OPEN_FILES), before[1]))
             self._open_files = before
         self.run()
 
     def run(self) -> None:
-        """Serve until the agent's channel closes, then kill everything below."""
         for number in _CATCHABLE:
             signal.signal(number, signal.SIG_IGN)
         deaths, wakeup = self._own_descriptors = os.pipe()
@@ -147,15 +145,13 @@ class Keeper:
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(deaths, select.POLLIN)
-        poll.register(self._channel.fileno(), select.POLLIN)
-        watched: set[int] = set()  # descriptors of the warm pool
         try:
             while True:
+                poll = select.poll()
                 writes = select.POLLOUT if self._channel.wants_to_write else 0
-                poll.modify(self._channel.fileno(), select.POLLIN | writes)
-                watched = self._watch_warm_pool(poll, watched)
+                poll.register(self._channel.fileno(), select.POLLIN | writes)
+                for descriptor in (deaths, *(self._warm_pool.descriptors() if self._warm_pool is not None else ())):
+                    poll.register(descriptor, select.POLLIN)
                 ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms())}
                 if deaths in ready:
                     _drain(deaths)
@@ -320,14 +316,6 @@ class Keeper:
         os.close(error_reader)
         os.set_blocking(output, False)
         self._warm_pool = WarmPool(pid, ours, output, plan)
-
-    def _watch_warm_pool(self, poll: select.poll, watched: set[int]) -> set[int]:
-        wanted = set(self._warm_pool.descriptors()) if self._warm_pool is not None else set()
-        for descriptor in watched - wanted:
-            poll.unregister(descriptor)
-        for descriptor in wanted - watched:
-            poll.register(descriptor, select.POLLIN)
-        return wanted
 
     def _update_warm_pool(self, pool: WarmPool) -> None:
         """After each wakeup: read the template's messages, refill the pool if due, start the workers that can start."""
@@ -543,27 +531,29 @@ class Keeper:
                     os._exit(1)  # the keeper died before the line above took effect
             self._close_keeper_descriptors(error_reader)
             error_writer, spec["placed"] = _renumber_descriptors(descriptors, spec["numbers"], error_writer)
-            if spec.get("cwd"):
+            if spec["cwd"]:
                 trying = os.fsdecode(spec["cwd"])
                 os.chdir(spec["cwd"])
-            if spec.get("cpus"):
+            if spec["cpus"]:
                 trying = f"CPUs {spec['cpus']}"
                 os.sched_setaffinity(0, spec["cpus"])
             self._restore_signals(is_function=not spec["argv"])
             if self._open_files is not None:
-                _limit_open_files(self._open_files)
+                import resource
+
+                resource.setrlimit(resource.RLIMIT_NOFILE, self._open_files)
             if spec["argv"]:
                 trying = os.fsdecode(spec["argv"][0])
                 _set_signal_mask(())
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
-        except OSError as error:
-            text = os.strerror(error.errno) if error.errno else str(error)
-            if error.errno == errno.ENOENT and os.path.isfile(trying):
-                text = "the interpreter in its first line does not exist"
-            os.write(error_writer, f"{error.errno or 0} {text}: {trying!r}".encode(errors="replace"))
-            os._exit(127)
         except BaseException as error:
-            os.write(error_writer, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
+            failure = f"0 {type(error).__name__}: {error}"
+            if isinstance(error, OSError):
+                text = os.strerror(error.errno) if error.errno else str(error)
+                if error.errno == errno.ENOENT and os.path.isfile(trying):
+                    text = "the interpreter in its first line does not exist"
+                failure = f"{error.errno or 0} {text}: {trying!r}"
+            os.write(error_writer, failure.encode(errors="replace"))
             os._exit(127)
         try:
             os.close(error_writer)
@@ -594,15 +584,8 @@ class Keeper:
 
 
 def main(descriptor: int) -> None:
-    """Entry point of the helper process."""
     Keeper(Channel.from_descriptor(descriptor)).run_with_many_files()
     os._exit(0)  # nothing is left to tear down, and the agent waits for this exit
-
-
-def _limit_open_files(limits: tuple[int, int]) -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def _set_signal_mask(numbers: Iterable[int]) -> None:

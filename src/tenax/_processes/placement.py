@@ -18,18 +18,15 @@ first and the third.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from tenax._core.text import counted
 from tenax.numa._sysfs import format_list
 from tenax.numa._topology import Topology
 from tenax.numa.binding import AffinityMode, NumaOptions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
 
 _Value = TypeVar("_Value")
 
@@ -39,8 +36,6 @@ class PlacementError(ValueError):
 
 
 class Binding(msgspec.Struct, frozen=True):
-    """The CPUs of one worker."""
-
     cpus: tuple[int, ...]  # sorted, never empty
     why: str  # "NUMA node 1 of GPU 0000:81:00.0, CPUs 8-15"
 
@@ -107,7 +102,7 @@ def share_threads(
         cpu_sets = [tuple(sorted(allowed_cpus))] * local_world_size
     cores = {cpus: len(topology.cores(cpus)) for cpus in set(cpu_sets)}
     shares = [cores[cpus] // cpu_sets.count(cpus) for cpus in cpu_sets]
-    available = _count(sum(cores.values()), "core")
+    available = counted(sum(cores.values()), "core")
     if cpu_quota is not None and cpu_quota < sum(cores.values()):
         shares = [min(share, int(cpu_quota // local_world_size)) for share in shares]
         available = f"the {cpu_quota:g} CPUs of this container's quota"
@@ -149,7 +144,6 @@ class _Planner:
         return tuple(bound[rank] for rank in sorted(bound))
 
     def _homes(self) -> list[int]:
-        """Return the NUMA node of each local rank."""
         spread = self._spread() if None in self.devices else []
         homes = []
         for rank, device in enumerate(self.devices):
@@ -198,7 +192,7 @@ class _Planner:
         each, extra = divmod(len(cores), parts)
         if each == 0:
             raise _Impossible(
-                f"NUMA node {home} has {_count(len(cores), 'usable core')} ({_cpus(cpus)}) for {parts} workers"
+                f"NUMA node {home} has {counted(len(cores), 'usable core')} ({_cpus(cpus)}) for {parts} workers"
             )
         ends = [index * each + min(index, extra) for index in range(parts + 1)]
         return [_union(cores[first:last]) for first, last in itertools.pairwise(ends)]
@@ -221,10 +215,6 @@ def _numbered(noun: str, numbers: Collection[int]) -> str:
 
 def _cpus(cpus: Collection[int]) -> str:
     return _numbered("CPU", cpus)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _ranks(ranks: Collection[int]) -> str:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.requests import WorkerStacks
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 MISSING = "py-spy is not installed on this host (pip install py-spy)"
 _TIMEOUT_S = 50.0  # it reads the symbols of large libraries

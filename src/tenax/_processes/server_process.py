@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from tenax._core import events
-from tenax._io.interfaces import Launch
+from tenax._io.interfaces import Cancellable, EventLoop, Launch
 from tenax._io.loop import NO_TIMER
 from tenax._processes.keeper import KeeperProcess
 from tenax._view.exit_text import signal_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tenax._io.interfaces import Cancellable, EventLoop
 
 GRACE_S = 2.0
 _VERSION_S = 10.0  # for a busy host; the program itself takes milliseconds

@@ -35,7 +35,6 @@ def stacks_file(error_file: str) -> str:
 
 
 def stacks_env() -> Mapping[str, str]:
-    """Return the environment variables that make a worker prepare."""
     number = stacks_signal()
     return {MARK: str(number)} if number else {}
 

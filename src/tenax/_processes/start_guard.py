@@ -33,7 +33,6 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal
 
 
 def main() -> None:
-    """Serve one connection."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -123,7 +122,6 @@ class _Lines:
         return json.loads(line) if line else None
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a signal."""
         if select.select([self._wakeup], [], [], timeout_s)[0]:
             os.read(self._wakeup, 4096)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,19 +16,10 @@ from tenax._core.text import format_duration, format_seconds
 from tenax._io.interfaces import Launch
 from tenax._processes.warm import CHANNEL_DESCRIPTOR, FOLDER, VARIABLE
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-AUTO = "auto"
-_UNBUFFERED = "-u"
 _ELF = b"\x7fELF"
 
 
 class Template(msgspec.Struct, frozen=True):
-    """A process to fork workers from."""
-
     launch: Launch  # a worker's, with the environment that all workers share
     modules: list[str]  # to import; "auto": what the script imports
     late: list[str]  # variables that only a worker has
@@ -47,7 +40,7 @@ def template_of(
     if "OMP_NUM_THREADS" in late:
         return "each has its own OMP_NUM_THREADS, which libraries read when they are imported"
     names = [name.strip() for name in modules.split(",")]
-    if names == [AUTO] and not _imports_third_party(argv, launch.cwd):
+    if names == ["auto"] and not _imports_third_party(argv, launch.cwd):
         return ""
     path = launch.env.get("PYTHONPATH")
     env = {name: value for name, value in launch.env.items() if name not in late}
@@ -108,7 +101,7 @@ def _is_python(argv: Sequence[str]) -> bool:
 def _script_at(argv: Sequence[str]) -> int:
     """Return the index of the script's or module's name; -1 if preceded by flags that may skip ``sitecustomize``."""
     at = 1
-    while at < len(argv) and argv[at] == _UNBUFFERED:
+    while at < len(argv) and argv[at] == "-u":
         at += 1
     if at < len(argv) and argv[at] == "-m":
         at += 1
@@ -116,7 +109,6 @@ def _script_at(argv: Sequence[str]) -> int:
 
 
 def texts_for_user(message: tuple[Any, ...]) -> list[str]:
-    """Return the lines that the console shows for a message of the warm pool."""
     match message:
         case ("warm", seconds, names, left_out):
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

@@ -40,8 +40,6 @@ _NEVER = float("inf")
 
 
 class WarmPool:
-    """One template and its standbys."""
-
     def __init__(self, pid: int, channel: Channel, output: int, plan: dict[str, Any]) -> None:
         """``pid``: the template's; ``output``: pipe with its output; ``plan``: see ``KeeperProcess.prepare``."""
         self._pid = pid
@@ -72,7 +70,6 @@ class WarmPool:
         return watched + ([self._output] if self._output >= 0 else [])
 
     def next_deadline(self) -> float:
-        """Return the time of the next refill, report or timeout."""
         if self._waiting_since is None or not self.is_worth_waiting:
             return self._refill_at
         wait_s = _MAX_WAIT_S if self._has_reported_slow else _REPORT_SLOW_AFTER_S
@@ -91,7 +88,6 @@ class WarmPool:
         return waited >= _MAX_WAIT_S
 
     def set_waiting(self, count: int, now: float) -> None:
-        """Update how many workers wait for a standby."""
         if not count:
             self._waiting_since = None
         elif self._waiting_since is None:
@@ -120,7 +116,6 @@ class WarmPool:
             self._is_channel_closed = True
 
     def take_messages(self) -> list[tuple[Any, ...]]:
-        """Return the messages for the agent and forget them."""
         messages, self._messages = self._messages, []
         return messages
 

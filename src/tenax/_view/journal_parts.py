@@ -34,8 +34,7 @@ from tenax._view.status import failure_statuses, generation_status, state_of_nod
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax._node.journal import Footer, Header, Step
-    from tenax._node.run_journal import RunHeader, RunStep
+    from tenax._node.journal import Footer, Header, RunHeader, RunStep, Step
 
 # --- from a coordinator's journal -------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from tenax._node.job import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
     rendezvous_parameters,
-    watchdog_plan,
+    watchdog_file,
 )
 from tenax._node.workers import Placements, decide_placements
 from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
@@ -260,7 +260,7 @@ def _observers(options: Options, environ: Mapping[str, str]) -> Iterable[Setting
         yield "hangs", [f"after {format_seconds(options.hang_after)} without progress, {what} (--on-hang)"]
     if options.trace:
         yield "trace", [f"{hide_passwords(_names(options.trace))} (--trace)"]
-    if watchdog_plan(environ) is not None:
+    if watchdog_file(environ) is not None:
         what = "kills a worker that does not leave a timer's scope in time"
         yield "watchdog", [f"{what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"]
     if (port := health_check_port(environ)) is not None:
@@ -293,8 +293,8 @@ def _environments(options: Options, placements: Placements, environ: Mapping[str
         if options.log_dir != os.devnull and options.logs_specs_name in (None, "default"):
             environment["TORCHELASTIC_ERROR_FILE"] = f"<log folder>/attempt_0/{rank}/error.json"
             environment["TENAX_NOTICE_FILE"] = "<log folder>/notice-1.json"
-        if (watchdog := watchdog_plan(environ)) is not None:
-            pipe = os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe created for the run>"
+        if (timer_file := watchdog_file(environ)) is not None:
+            pipe = os.path.abspath(timer_file) if timer_file else "<a pipe created for the run>"
             environment[TORCHELASTIC_TIMER_FILE] = pipe
         if folder := socket_folder(environ):
             path = f"{folder}/rank"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 
 from tenax._logs.specs import LogsSpecs, load_logs_specs
-from tenax._node.job import rendezvous_handler, watchdog_plan
+from tenax._node.job import rendezvous_handler, watchdog_file
 from tenax._node.workers import decide_placements
 from tenax.cli.flags import UsageError, usage_errors
 from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS, Options
@@ -59,7 +59,7 @@ def check_host(options: Options, environ: Mapping[str, str], cwd: str = "") -> N
         from tenax.control_plane._sockets import socket_folder
 
         socket_folder(environ)
-    watchdog_plan(environ)
+    watchdog_file(environ)
 
 
 def _check_log_dir(log_dir: str, cwd: str) -> None:

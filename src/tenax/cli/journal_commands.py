@@ -15,8 +15,17 @@ import msgspec
 
 from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
 from tenax._io.safe_open import create_safely
-from tenax._node.journal import Footer, Header, JournalUnreadable, Step, kind_of, read_journal
-from tenax._node.run_journal import RunHeader, RunStep, read_run_journal
+from tenax._node.journal import (
+    Footer,
+    Header,
+    JournalUnreadable,
+    RunHeader,
+    RunStep,
+    Step,
+    kind_of,
+    read_journal,
+    read_run_journal,
+)
 from tenax._view.chrome_trace import trace_in_text
 from tenax._view.history import NodePart, RunHistory, RunPart, histories_of
 from tenax._view.html.report_page import report_page

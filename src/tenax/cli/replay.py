@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from tenax._core.text import counted, format_seconds, one_line
 from tenax._failures.exit_codes import FAILED, SUCCEEDED
-from tenax._node.journal import Footer, kind_of, read_journal
+from tenax._node.journal import Footer, kind_of, read_journal, read_run_journal, replay_run
 from tenax._node.link_journal import read_link_journal
-from tenax._node.run_journal import read_run_journal, replay_run
 from tenax.cli.command import parse_arguments
 from tenax.cli.flags import UsageError
 from tenax.cli.job import paths_of

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import NamedTuple
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple, TypeAlias
 
 from tenax.elastic import _torch
 from tenax.elastic._worker import warn
@@ -19,18 +20,12 @@ from tenax.elastic._worker import warn
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Any, Protocol
 
     from tenax.elastic._generation import Generation
     from tenax.elastic._state import State
     from tenax.store import TCPStore
 
-    class Group(Protocol):
-        """How the ranks reach each other."""
-
-        def gather(self, row: Sequence[int]) -> list[list[int]]: ...
-        def send(self, header: bytes, buffers: list[Any], rank: int) -> None: ...
-        def receive(self, rank: int) -> tuple[Any, list[Any]]: ...
+    Group: TypeAlias = "_torch.TorchGroup | _StoreGroup"  # how the ranks reach each other
 
 
 _NOTHING = -1  # in place of a step, for a state that is not whole
@@ -39,16 +34,12 @@ _MAX_IN_STORE = 256 << 20
 
 
 class Row(NamedTuple):
-    """What one rank has."""
-
     step: int  # -1: nothing whole
     is_sharded: bool
     is_in_place: bool  # for a shard: this rank had the same rank and world size before
 
 
 class Plan(NamedTuple):
-    """What all ranks do."""
-
     why_restore: str = ""  # not empty: every rank restores the checkpoint
     transfers: tuple[tuple[int, int], ...] = ()  # from, to
 
@@ -74,7 +65,6 @@ def decide(rows: Sequence[Row]) -> Plan:
 
 
 def agree(generation: Generation, state: State, restore: Callable[[State], object] | None) -> None:
-    """Carry out what ``Generation.agree`` promises."""
     is_torn = state._is_torn
     if type(state.step) is not int or (state.step < 0 and not is_torn):
         raise TypeError(f"state.step is {state.step!r}: it must be the number of completed steps")
@@ -84,7 +74,7 @@ def agree(generation: Generation, state: State, restore: Callable[[State], objec
     had = state._place is not None and not is_torn
     if had:
         _torch.forget_step(state)
-    with _Groups(generation) as group:
+    with _group_of(generation) as group:
         plan = decide(_rows(group, state, had, state._place == place))
         if plan.why_restore:
             state._begin_replacement()
@@ -125,28 +115,20 @@ def _transfer(group: Group, state: State, rank: int, transfers: Sequence[tuple[i
             state._load(*received)
 
 
-class _Groups:
+@contextmanager
+def _group_of(generation: Generation) -> Iterator[Group | None]:
     """The group to use: torch's default process group if there is one, otherwise the workers' store. None: alone."""
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._store: TCPStore | None = None
-
-    def __enter__(self) -> Group | None:
-        if self._generation.world_size == 1:
-            return None
-        if _torch.has_group():
-            return _torch.TorchGroup()
+    if generation.world_size == 1:
+        yield None
+    elif _torch.has_group():
+        yield _torch.TorchGroup()
+    elif "MASTER_PORT" not in os.environ:
+        raise RuntimeError("agree needs a process group or MASTER_ADDR and MASTER_PORT, the address of the store")
+    else:
         from tenax.store import TCPStore
 
-        if "MASTER_PORT" not in os.environ:
-            raise RuntimeError("agree needs a process group or MASTER_ADDR and MASTER_PORT, the address of the store")
-        self._store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        return _StoreGroup(self._store, self._generation)
-
-    def __exit__(self, *_: object) -> None:
-        if self._store is not None:
-            self._store.close()
+        with closing(TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as store:
+            yield _StoreGroup(store, generation)
 
 
 class _StoreGroup:

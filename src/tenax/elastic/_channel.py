@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 VARIABLE = "TENAX_ELASTIC_FD"
 _MAX_LINE = 64 << 10

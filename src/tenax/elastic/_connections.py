@@ -20,10 +20,7 @@ import os
 import socket
 import stat
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 _SEQUENCE_BYTES = 8  # gloo's connections begin with the number of the pair that they are for
 _CONNECT_S = 1.0

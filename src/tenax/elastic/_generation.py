@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from tenax import progress
 from tenax.elastic import _agreement, _torch
 from tenax.elastic._channel import VARIABLE, Channel
 from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
+from tenax.elastic._state import State
 from tenax.elastic._worker import Worker, warn
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
-    from tenax.elastic._state import State
 
 _NUMBERS_PER_JOB_START = 1_000_000  # TENAX_GENERATION counts on from here after a restart of the whole job
 # For the agent's announcement, after this process has lost a peer. A process with much memory takes seconds to exit.

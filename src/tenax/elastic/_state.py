@@ -7,13 +7,9 @@ is pickled: a received state is data, not code.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from tenax.elastic import _torch
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 _cuts = 0  # how often an exception has cut an update in this process
 _cuts_agreed = 0  # of these, before the last agreement
@@ -63,7 +59,6 @@ class State:
         return self._whole_at != _cuts
 
     def _begin_replacement(self) -> None:
-        """Until the next agreement is complete, this state is not whole."""
         self._whole_at = None
 
     def _end_agreement(self, place: tuple[int, int]) -> None:

@@ -22,19 +22,15 @@ import os
 import signal
 import sys
 import threading
+from types import FrameType
+from typing import Any
 
 from tenax import progress
 from tenax.elastic import _torch
+from tenax.elastic._channel import Channel
 from tenax.elastic._connections import end_connections, open_sockets
 from tenax.elastic._failures import GenerationEnded, follows_end, is_lost_peer
 from tenax.elastic._state import cut
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Any
-
-    from tenax.elastic._channel import Channel
 
 _AGAIN_S = 0.02  # between two attempts to interrupt the script, doubled each time
 _MAX_AGAIN_S = 0.5
@@ -71,14 +67,12 @@ class Worker:
     # --- the main thread ----------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Begin the block."""
         if not self._has_hooks:
             self._has_hooks = _torch.before_optimizer_steps(self.begin_update)
         self._outside = sys.exc_info()[1]
         self._is_inside = True
 
     def leave(self, *, is_torn: bool) -> None:
-        """End the block."""
         self._is_inside = False
         self._outside = None
         if is_torn and self._is_updating:

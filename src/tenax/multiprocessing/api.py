@@ -23,7 +23,6 @@ from tenax._core.events import SignalReceived
 from tenax._core.model import AgentSettings, Outcome, Verdict, WorkerPhase
 from tenax._engines.local import LocalEngine
 from tenax._failures.process_failure import ProcessFailure
-from tenax._io.interfaces import Launch
 from tenax._io.latch import Latch
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, line_prefix, to_map
@@ -306,13 +305,10 @@ class PContext(ABC):
 class _Surroundings(Surroundings):
     def __init__(self, context: PContext, placements: Placements) -> None:
         self._context = context
-        self._placements = placements
+        self.placements = placements
 
     def environments(self, _: StartWorkers) -> dict[int, dict[str, str]]:
         return self._context.envs
-
-    def bind(self, local_rank: int, launch: Launch) -> Launch:
-        return self._placements.bind(local_rank, launch)
 
     def observe(self, *_: object) -> None:
         machine = self._context._machine

@@ -16,8 +16,7 @@ from tests.kit.causes import known_cause
 
 from kit.addresses import own_endpoint
 from kit.jobs import TENAX, TIMEOUT_S, Runner
-from tenax._node.journal import read_journal
-from tenax._node.run_journal import read_run_journal
+from tenax._node.journal import read_journal, read_run_journal
 
 from .corpus import Seed
 from .views import Seen, replayed, views_of, views_of_agents

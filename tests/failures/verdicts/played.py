@@ -40,7 +40,7 @@ from tenax._core.messages import (
 )
 from tenax._core.model import Evidence, Failure, Stopped
 from tenax._failures.evidence import gather, gpu_error
-from tenax._node.run_journal import RunHeader, RunStep
+from tenax._node.journal import RunHeader, RunStep
 from tenax._view.cause import classify
 from tenax.testing.run_invariants import RunChecker
 

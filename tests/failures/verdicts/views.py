@@ -17,8 +17,7 @@ from tenax._core.coordinator import CoordinatorMachine
 from tenax._core.policy import RecordedPolicy
 from tenax._core.run_state import CoordinatorState
 from tenax._failures.report import Report, render, to_dict
-from tenax._node.journal import Header, Step
-from tenax._node.run_journal import RunHeader, RunStep
+from tenax._node.journal import Header, RunHeader, RunStep, Step
 from tenax._observe import metrics_page
 from tenax._observe.tracing.run_trace import generation_parts
 from tenax._view.chrome_trace import trace_of

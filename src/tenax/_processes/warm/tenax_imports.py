@@ -47,8 +47,6 @@ def third_party_imports(script: "tuple[str, bool]") -> "tuple[list[str], dict[st
 
 
 class _Scan:
-    """One scan of a script and the user files that it imports."""
-
     def __init__(self, script: "tuple[str, bool]", *, to_the_end: bool = False) -> None:
         self.found: dict[str, None] = {}
         self.end = ""  # file and line where the scan had to end; empty: it was complete
@@ -107,7 +105,6 @@ def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
 
 
 def _is_optimizers(node: ast.AST) -> bool:
-    """Return whether this is ``torch.optim``, or imports from it."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return "torch.optim" in _names(node, "", "")
     return isinstance(node, ast.Attribute) and node.attr == "optim" and ast.unparse(node) == "torch.optim"
@@ -236,7 +233,6 @@ def _file_of(module: str, folder: str) -> "str | None":
 
 
 def _compiled(module: str, folder: str) -> bool:
-    """Return whether a dotted name is a compiled module."""
     *packages, name = module.split(".")
     return any(
         entry.startswith(f"{name}.") and entry.endswith(".so") for entry in _entries(os.path.join(folder, *packages))

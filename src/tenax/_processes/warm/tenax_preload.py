@@ -46,16 +46,11 @@ class Trial:
     name = ""  # the module that it imports now
 
     @classmethod
-    def begin(cls, writer: int) -> None:
-        cls.pid, cls.writer, cls.name = os.getpid(), writer, ""
-
-    @classmethod
     def report(cls, line: str) -> None:
         os.write(cls.writer, f"{line}\0".encode())
 
     @classmethod
     def leave_out(cls, why: str) -> None:
-        """Report the module and end this process."""
         cls.report(f"left {cls.name} {why}")
         os._exit(0)
 
@@ -153,21 +148,6 @@ def script_folder_first() -> "Iterator[None]":
         sys.path.remove(folder)
 
 
-@contextlib.contextmanager
-def script_as_main() -> "Iterator[None]":
-    """Give ``__main__`` its file: some libraries take a ``__main__`` without one for an interactive session."""
-    name, is_module = _script()
-    main = sys.modules["__main__"]
-    if is_module:
-        yield
-        return
-    main.__file__ = os.path.abspath(name)
-    try:
-        yield
-    finally:
-        del main.__file__
-
-
 class _Arguments(list):  # type: ignore[type-arg]
     """``sys.argv`` if it differs between workers. Only the first, the script, may be read."""
 
@@ -189,15 +169,23 @@ class _Arguments(list):  # type: ignore[type-arg]
 
 
 @contextlib.contextmanager
-def watched_arguments(is_needed: bool) -> "Iterator[None]":
-    if not is_needed:
-        yield
-        return
-    before, sys.argv = sys.argv, _Arguments(sys.argv)
+def script_as_main(has_own_arguments: bool) -> "Iterator[None]":
+    """Give ``__main__`` its file: some libraries take a ``__main__`` without one for an interactive session.
+
+    And watch the arguments, if each worker has its own.
+    """
+    name, is_module = _script()
+    main, arguments = sys.modules["__main__"], sys.argv
+    if not is_module:
+        main.__file__ = os.path.abspath(name)
+    if has_own_arguments:
+        sys.argv = _Arguments(arguments)
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv = arguments
+        if not is_module:
+            del main.__file__
 
 
 # --- the environment --------------------------------------------------------------------------------------------------
@@ -339,11 +327,7 @@ class Condition:
         self._first_on_path = sys.path[:1]
         self._descriptors = _descriptors()
 
-    def why_it_cannot_be_forked(self) -> str:
-        """Return the reason, or an empty string."""
-        return next(self._reasons(), "")
-
-    def _reasons(self) -> "Iterator[str]":
+    def reasons_not_to_fork(self) -> "Iterator[str]":
         yield from (why for name, why in _KNOWN_UNSAFE.items() if name in sys.modules)
         opened = [path for number, path in _descriptors().items() if self._descriptors.get(number) != path]
         for path in opened:
@@ -372,12 +356,8 @@ class Condition:
             yield "it sets a timer, which a forked process does not have"
 
 
-def why_no_template(own: "set[int]") -> str:
-    """Return why not even an empty template is safe to fork: .pth files run code in every interpreter."""
-    return next(_reasons_against_template(own), "")
-
-
-def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
+def reasons_against_template(own: "set[int]") -> "Iterator[str]":
+    """Yield why not even an empty template is safe to fork: .pth files run code in every interpreter."""
     library = os.path.dirname(os.__file__)
     for name in ("sitecustomize", "usercustomize"):  # the environment's own
         spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
@@ -397,7 +377,6 @@ def _reasons_against_template(own: "set[int]") -> "Iterator[str]":
 
 
 def _is_hook(folder: str) -> bool:
-    """Return whether this is one of tenax's hook folders."""
     return os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.basename(folder) in ("hook", "warm")
 
 

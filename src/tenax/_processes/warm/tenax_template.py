@@ -98,7 +98,7 @@ def _run_root(
 ) -> "tuple[int, socket.socket]":
     """Fork trials until one has imported what can be forked. Returns only in standbys, the forker and the socket."""
     began = time.monotonic()
-    why = tenax_preload.why_no_template({0, 1, 2, channel.fileno()})
+    why = next(tenax_preload.reasons_against_template({0, 1, 2, channel.fileno()}), "")
     selection = tenax_preload.Selection([] if why else modules)
     left_out: dict[str, str] = {"": why} if why else dict(selection.left_out)
     names = _fork_trials(selection.names, left_out)
@@ -136,7 +136,7 @@ def _fork_trials(names: "list[str]", left_out: "dict[str, str]") -> "list[str]":
             _die_with(parent)
             if tenax_preload.Trial.writer >= 0:
                 os.close(tenax_preload.Trial.writer)
-            tenax_preload.Trial.begin(writer)
+            tenax_preload.Trial.pid, tenax_preload.Trial.writer, tenax_preload.Trial.name = os.getpid(), writer, ""
             return names
         os.close(writer)
         lines = _read_trial(reader, trial)
@@ -195,8 +195,7 @@ def _run_trial(
     with (
         tenax_preload.watched_environment(late),
         tenax_preload.script_folder_first(),
-        tenax_preload.script_as_main(),
-        tenax_preload.watched_arguments(has_own_arguments),
+        tenax_preload.script_as_main(has_own_arguments),
         tenax_preload.watched_calls(),
         tenax_preload.no_collections(),
     ):
@@ -213,7 +212,7 @@ def _run_trial(
             why = tenax_preload.import_module(trial.name)
             if os.getpid() != trial.pid:
                 os._exit(0)  # the import forked, and this is the child
-            why = why or before.why_it_cannot_be_forked() or selection.why_not(trial.name, loaded)
+            why = why or next(before.reasons_not_to_fork(), "") or selection.why_not(trial.name, loaded)
             if why:
                 trial.leave_out(why)
             imported.append(trial.name)

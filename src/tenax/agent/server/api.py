@@ -3,20 +3,27 @@
 ``SimpleElasticAgent`` is the adapter for TorchElastic's hooks: the polling loop below runs a subclass that overrides
 ``_start_workers``, ``_stop_workers``, ``_monitor_workers``, ``_shutdown`` and so on. The hooks can only be polled.
 ``LocalElasticAgent`` uses this loop only if one of its hooks is overridden.
+
+An agent with hooks has no steps from which its events and metrics could be derived (``tenax._node.sinks``): the hooks
+record them. Nothing is built without a handler, and no handler can block or fail the agent: each runs behind a sink.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -33,14 +40,18 @@ from tenax._core.policy import (
     ask_policy,
     first_cause_first,
 )
+from tenax._core.text import one_line
 from tenax._logs.specs import Std
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
-from tenax.agent.server._self_report import SelfReport, measured
+from tenax._node.sinks import Sinks
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
 from tenax.rendezvous.api import RendezvousGracefulExitError, RendezvousHandler
 
 if TYPE_CHECKING:
-    from tenax._node.sinks import Sinks
+    from tenax._core.commands import EndWorker
+    from tenax._core.events import ScopeExpired
+    from tenax.events import Event, EventSource
+    from tenax.events._status import Moment, Origin
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.numa.binding import NumaOptions
 
@@ -57,6 +68,7 @@ __all__ = [
 _EXCHANGE_TIMEOUT_S = 300.0  # for the nodes of a group to exchange their roles
 _POLL_INTERVAL_S = 1.0
 DEFAULT_ROLE = "default"
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
 
 @dataclass
@@ -221,6 +233,25 @@ class _RoleInstanceInfo(msgspec.Struct, eq=False):
         return (found[0], found[-1]) if found else (-1, -2)
 
 
+def measured(hook: _Hook, name: str = "") -> _Hook:
+    """Emit metrics for each call of this hook, under its name or another: success or failure, and the duration."""
+    name = name or hook.__qualname__
+
+    @wraps(hook)
+    def timed(self: SimpleElasticAgent, *args: Any, **kwargs: Any) -> Any:
+        began_at = time.monotonic()
+        end = "failure"
+        try:
+            result = hook(self, *args, **kwargs)
+            end = "success"
+            return result
+        finally:
+            self._measure(f"{name}.{end}", 1)
+            self._measure(f"{name}.duration.ms", int((time.monotonic() - began_at) * 1000))
+
+    return timed  # type: ignore[return-value]
+
+
 class _GroupChanged(Exception):
     """A node joined or left while ranks were being assigned."""
 
@@ -237,7 +268,7 @@ class ElasticAgent(ABC):
         """Return the group, which changes while the agent runs."""
 
 
-class SimpleElasticAgent(SelfReport, ElasticAgent):
+class SimpleElasticAgent(ElasticAgent):
     """An agent for one role; a subclass provides the hooks."""
 
     def __init__(
@@ -255,7 +286,10 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
         ``records_end``: whether to record the end of this agent as an event; a launcher may do that itself.
         """
-        super().__init__(sinks, records_end)
+        self._sinks = sinks
+        self._at_exit: weakref.finalize[..., Any] | None = None
+        self._records_end = records_end
+        self._began_at = time.monotonic()
         self._worker_group = WorkerGroup(spec)
         self._signals = signals_to_handle
         self._remaining_restarts = spec.max_restarts
@@ -388,7 +422,6 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
     @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Run the rendezvous, then start the workers."""
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
@@ -399,7 +432,6 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
     @measured
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop the workers, run the rendezvous again, and start them."""
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
         self._initialize_workers(worker_group)
@@ -434,7 +466,8 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                 self._record(self.get_event_failed)
             raise
         finally:
-            self._close_sinks()
+            if (sinks := self._forget_sinks()) is not None:
+                self._warn(*sinks.close())
 
     @partial(measured, name="SimpleElasticAgent.run")
     def _run_and_shut_down(self, role: str) -> RunResult:
@@ -496,7 +529,6 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         """Report to the health check that the loop makes progress, or is about to wait for ``waits_for``."""
 
     def _history(self, lived_s: float, failures: tuple[Failure, ...] = ()) -> History:
-        """Return what is known on this node."""
         spec = self._worker_group.spec
         used = spec.max_restarts - self._remaining_restarts
         world_size = self._worker_group.workers[0].world_size
@@ -526,9 +558,171 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         self._earlier = [*self._earlier[-MAX_EARLIER + 1 :], failures[0].brief()]
         return True
 
+    # --- sinks --------------------------------------------------------------------------------------------------------
+
+    def _open_sinks(self) -> Sinks:
+        """Open the sinks on first use. If a subclass's ``run`` never closes them, the interpreter's exit does."""
+        if self._sinks is None:
+            self._sinks = Sinks(self._worker_group.spec.event_log_handler)
+            self._at_exit = weakref.finalize(self, self._sinks.close)
+        return self._sinks
+
+    def _forget_sinks(self) -> Sinks | None:
+        sinks, self._sinks = self._sinks, None
+        if self._at_exit is not None:
+            self._at_exit.detach()
+        return sinks
+
+    def _warn(self, *lines: str) -> None:
+        """Print warnings; an agent with hooks has no console messages of its own."""
+        for line in lines:
+            sys.stderr.write(f"tenax: {one_line(line)}\n")
+
+    def _measure(self, name: str, value: int) -> None:
+        sinks = self._open_sinks()
+        if sinks.has_metrics:
+            from tenax.metrics import MetricData
+
+            sinks.emit(MetricData(time.time(), "torchelastic", name, value))
+            self._warn(*sinks.new_errors())
+
+    def _record(self, make: Callable[[], Event]) -> None:
+        sinks = self._open_sinks()
+        if sinks.has_events:
+            sinks.record(make())
+            self._warn(*sinks.new_errors())
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def get_event_succeeded(self) -> Event:
+        """Return the event that this agent succeeded, for a launcher to record."""
+        return self._construct_event("SUCCEEDED", "AGENT")
+
+    @property
+    def _total_execution_time(self) -> int:
+        """Seconds since this agent was created."""
+        return int(time.monotonic() - self._began_at)
+
+    def _record_end_of_agent(self, result: RunResult) -> None:
+        if result.is_failed():
+            from tenax._failures.process_failure import by_cause
+
+            first = min(result.failures.values(), key=by_cause, default=None)
+            why = "" if first is None else str(first.message)
+            self._record(lambda: self._construct_event("FAILED", "AGENT", raw_error=why))
+        else:
+            self._record(self.get_event_succeeded)
+
+    def get_event_failed(self) -> Event:
+        """Return the event that this agent failed, with the exception being handled, for a launcher to record."""
+        import traceback
+
+        return self._construct_event("FAILED", "AGENT", raw_error=traceback.format_exc())
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:
+        """Record an event with the duration of the block, also when it raises."""
+        began_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            duration_ms = (time.perf_counter() - began_at) * 1000
+            self._record(lambda: self._construct_event(state, "AGENT", duration_ms=duration_ms))
+
+    def _construct_event(
+        self,
+        state: str,
+        source: EventSource | str,
+        worker: Worker | None = None,
+        raw_error: str | None = None,
+        duration_ms: float | None = None,
+        exit_code: int | None = None,
+        worker_pid: int | None = None,
+    ) -> Event:
+        """Return an event in TorchElastic's form. ``source`` is ignored: it follows from ``worker``."""
+        del source
+        from tenax.events._status import WorkerOfGroup, status_event
+
+        which = None
+        if worker is not None:
+            which = WorkerOfGroup(
+                local_rank=worker.local_rank,
+                global_rank=worker.global_rank,
+                role_rank=worker.role_rank,
+                role_world_size=worker.role_world_size,
+                worker_id=None if worker.id is None else str(worker.id),
+                pid=worker_pid,
+                exit_code=exit_code,
+            )
+        return status_event(state, *self._where_and_when(), which, raw_error=raw_error, duration_ms=duration_ms)
+
+    def _where_and_when(self) -> tuple[Origin, Moment]:
+        from tenax.events._status import Moment, Origin
+
+        group = self._worker_group
+        spec = group.spec
+        handler = spec.rdzv_handler
+        origin = Origin(
+            run_id=handler.get_run_id() if handler is not None else "",
+            role=spec.role,
+            hostname=os.uname().nodename,
+            rdzv_backend=self._backend_name(),
+            entry_point=spec.get_entrypoint_name(),
+        )
+        moment = Moment(
+            timestamp_ms=int(time.time() * 1000),
+            total_run_time_s=self._total_execution_time,
+            group_rank=group.group_rank,
+            group_world_size=group.group_world_size,
+            restarts_used=spec.max_restarts - self._remaining_restarts,
+        )
+        return origin, moment
+
+    def _record_watchdog(self, name: str, about: ScopeExpired | EndWorker | None) -> None:
+        """Record an event of the watchdog. Called in the thread that watches the workers."""
+
+        def make() -> Event:
+            from tenax.events._status import status_event
+            from tenax.events._view import watchdog_details
+
+            return status_event("RUNNING", *self._where_and_when(), name=name, more=watchdog_details(name, about))
+
+        self._record(make)
+
+    def _backend_name(self) -> str:
+        """Return the backend's name; a third-party handler may have none."""
+        get_backend = getattr(self._worker_group.spec.rdzv_handler, "get_backend", None)
+        return str(get_backend()) if get_backend is not None else ""
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        for worker in self._worker_group.workers:
+            failure = result.failures.get(worker.global_rank)
+            state = "TERMINATED" if result.failures and failure is None else result.state.value
+            how: dict[str, Any] = {} if result.failures else {"exit_code": 0}
+            if failure is not None:
+                error = json.dumps(failure.error_file_data)
+                how = {"raw_error": error, "exit_code": failure.exitcode, "worker_pid": failure.pid}
+            self._record(partial(self._construct_event, state, "WORKER", worker, **how))
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def _record_metrics(self, result: RunResult) -> None:
+        spec = self._worker_group.spec
+        has_failed, has_retried = result.is_failed(), self._remaining_restarts < spec.max_restarts
+        self._record_flakiness_metric(has_failed)
+        self._measure(f"workers.{spec.role}.run_total", 1)
+        for end, is_so in (("success", not has_failed), ("failed", has_failed)):
+            self._measure(f"workers.{spec.role}.run_{end}_with_retries", int(is_so and has_retried))
+            self._measure(f"workers.{spec.role}.run_{end}_no_retries", int(is_so and not has_retried))
+
+    def _record_flakiness_metric(self, is_failed: bool = False) -> None:
+        """Emit flakiness: 0 without restarts, 100 for a failed run."""
+        spec = self._worker_group.spec
+        flakiness = 100 - 100 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
+        self._measure(f"workers.{spec.role}.flakiness", 100 if is_failed else int(flakiness))
+
 
 def _as_core_failures(result: RunResult, generation: int) -> list[Failure]:
-    """Return the failures of a result in the form that policies take."""
     from tenax._failures.evidence import gather
 
     now, here = time.monotonic(), os.uname().nodename

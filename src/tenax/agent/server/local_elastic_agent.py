@@ -23,14 +23,21 @@ from tenax._node.job import (
     TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
     JobSpec,
     abandon_s_from,
+    watchdog_file,
     watchdog_note,
-    watchdog_plan,
 )
 from tenax._node.signals import DEFAULT_SIGNALS
 from tenax._node.workers import decide_placements
 from tenax._observe.health.check import TORCHELASTIC_HEALTH_CHECK_PORT, HealthCheck, health_check_of, health_check_port
-from tenax.agent.server._self_report import measured
-from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from tenax.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+    measured,
+)
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler
@@ -187,7 +194,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._forget_sinks()  # the node has closed them; another run opens its own
 
     def _described(self, handler: RendezvousHandler) -> JobSpec:
-        """Return the job with the fields of the spec and of its rendezvous."""
         spec = self._worker_group.spec
         fields = {name: getattr(spec, name) for name in _SPEC_FIELDS}
         return msgspec.structs.replace(
@@ -200,7 +206,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _mirror(self, _: Step, state: AgentState) -> None:
-        """Copy the machine's state to the public worker group."""
         from tenax._core.agent import Phase
 
         group = self._worker_group
@@ -298,8 +303,8 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _watch_scopes(self, envs: dict[int, dict[str, str]]) -> WatchdogPipe | None:
         """Open a watchdog pipe for the workers of this generation, if the environment enables the watchdog."""
-        plan = watchdog_plan(os.environ)
-        if plan is None:
+        timer_file = watchdog_file(os.environ)
+        if timer_file is None:
             note = watchdog_note(os.environ)
             if note and self._generation == 1:
                 self._warn(note)
@@ -307,7 +312,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         from tenax._processes.stacks import stacks_env
         from tenax.timer._watchdog_pipe import WatchdogPipe
 
-        pipe = WatchdogPipe(len(envs), plan.timer_file, on_event=self._record_watchdog)
+        pipe = WatchdogPipe(len(envs), timer_file, on_event=self._record_watchdog)
         pipe.make()
         for env in envs.values():
             env.update({TORCHELASTIC_TIMER_FILE: pipe.path, **stacks_env()})
