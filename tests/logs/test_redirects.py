@@ -63,6 +63,24 @@ def test_a_file_that_cannot_be_opened_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_does_not_keep_the_redirect() -> None:
+    """The last flush fails; what follows goes to the original stream again."""
+    code = """
+import os, sys
+from tenax.multiprocessing.redirects import redirect_stdout
+sys.stdout = open(1, "w", buffering=1000, closefd=False)
+try:
+    with redirect_stdout("/dev/full"):
+        print("inside")
+except OSError:
+    os.write(1, b"after")
+os._exit(0)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"after"
+
+
+@pytest.mark.process
 def test_the_c_library_is_loaded_on_request() -> None:
     """Importing the module loads neither a library nor ctypes; get_libc() returns the one in use."""
     code = "import tenax.multiprocessing.redirects, sys; print('ctypes' in sys.modules)"

@@ -11,6 +11,7 @@ import pytest
 
 from kit.processes import leaving_nothing, on_linux
 from tenax._core.model import Outcome
+from tenax._core.requests import StacksRequest
 from tenax._engines.local import LocalEngine
 from tenax._engines.store_address import StoreAddress
 from tenax._failures.exit_codes import exit_code_for
@@ -91,6 +92,20 @@ def test_without_a_log_folder_no_journal_is_written(tmp_path: Path) -> None:
     assert node.run().outcome is Outcome.SUCCEEDED
     assert (node.journal_path, node.log_dir) == ("", "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_for_stacks_before_hang_detection_starts_it_once(tmp_path: Path) -> None:
+    """The request creates the sampler; the timer, which is due during the run, does not create another one."""
+    node = node_of(tmp_path, "/bin/sleep", "0.3", hang_after=0.1)
+    created: list[object] = []
+
+    def request(*_: Any) -> None:
+        if not created:
+            node.answer_stacks(StacksRequest("node"), lambda _: None, lambda *_: None)
+            created.append(node._observers)
+
+    assert node.run(observe=request).outcome is Outcome.SUCCEEDED
+    assert created == [node._observers]
 
 
 def test_wrong_signal_names_start_nothing(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ class Node(Surroundings):
             if not program and is_off:
                 reply(None, f"workers write no stacks with --on-hang off, and {MISSING}")
                 return
-        if self._observers is None and not is_off:
+        if not is_off:
             self._make_observers()
         if program:
             self._read_stacks_from_outside(program, request, reply)
@@ -298,6 +298,8 @@ class Node(Surroundings):
             self._loop.at(self._loop.now() + min(_SAMPLE_AFTER_S, self._job.hang_after / 4), self._make_observers)
 
     def _make_observers(self) -> None:
+        if self._observers is not None:  # a request for stacks came before the timer
+            return
         from tenax._node.observers import Observers
 
         self._observers = Observers(

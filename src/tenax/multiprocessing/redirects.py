@@ -39,8 +39,8 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
                 yield
             finally:
                 _flush(std)
-                os.dup2(original, number)
         finally:
+            os.dup2(original, number)
             os.close(original)
 
 
