@@ -21,7 +21,8 @@ from tenax._core.model import AgentSettings, Evidence
 from tenax._engines.tcp.engine import TcpEngine, TcpSettings
 from tenax._engines.tcp.linked import LinkedEngine, LinkedSettings
 from tenax._io.loop import Loop
-from tenax._node import link_journal, run_journal
+from tenax._node import journal as journals
+from tenax._node import link_journal
 
 WORKERS = 2
 
@@ -61,7 +62,7 @@ class Node:
         return os.path.join(self._folder, f"{os.getpid()}-{id(self)}-{name}")
 
     def _record_run(self, run: RunSettings) -> Callable[..., None]:
-        journal = run_journal.RunJournal(self._path(run_journal.NAME))
+        journal = journals.RunJournal(self._path(journals.RUN_NAME))
         assert journal.path, "the journal cannot be written"
         journal.begin_run(run, self._loop.now())
         return journal.run_step

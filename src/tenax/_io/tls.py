@@ -167,6 +167,8 @@ class StreamSocket(msgspec.Struct, eq=False, kw_only=True):
     _unsent: bytearray = msgspec.field(default_factory=bytearray)
     is_closed: bool = False
 
+    __repr__ = object.__repr__  # what is sent may be secret
+
     def _on_data(self, data: bytes) -> None:
         """Handle received bytes, which may be encrypted."""
         raise NotImplementedError

@@ -42,6 +42,8 @@ class Exchange(msgspec.Struct, eq=False, kw_only=True):
     _is_sent: bool = False  # so it may be executed
     _status: int = 0
 
+    __repr__ = object.__repr__  # token and request are secret
+
     def on_part(self, part: Part) -> None:
         """Take a part of the response."""
         raise NotImplementedError
