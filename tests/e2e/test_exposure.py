@@ -17,6 +17,7 @@ from pathlib import Path
 from kit.addresses import own_endpoint
 from kit.etcd import EtcdCluster
 from kit.jobs import Runner, Running, until
+from tenax._engines.free_port import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "security.md"
 _ROW = re.compile(r"^\| `(tcp|unix|fifo|file) ([^`]+)` \|", re.MULTILINE)
@@ -49,8 +50,8 @@ WORKER = """
 
 def test_a_run_opens_what_the_security_page_lists(runner: Runner) -> None:
     """Two nodes at an endpoint, with every observer, the watchdog and worker sockets."""
-    endpoint, dashboard = own_endpoint(), _free_port()
-    metrics = [_free_port(), _free_port()]
+    endpoint, dashboard = own_endpoint(), free_port()
+    metrics = [free_port(), free_port()]
     names = {
         "ENDPOINT": re.escape(endpoint),
         "DASHBOARD": f"127.0.0.1:{dashboard}",
@@ -173,8 +174,3 @@ def _files(runner: Runner) -> Iterator[Path]:
     for folder in ("logs", "tmp", "sockets"):
         yield from (path for path in (runner.home / folder).rglob("*") if path.is_file())
     yield from runner.home.glob("*.json*")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])

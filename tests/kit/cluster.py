@@ -57,7 +57,8 @@ class Worker:
     def receive(self) -> Any:
         """Return its next message."""
         line = self._file.readline()
-        assert line, "the worker exited without a message"
+        if not line:
+            raise EOFError("the worker exited without a message")
         return ast.literal_eval(line.decode())
 
     def send(self, line: str) -> None:
@@ -100,10 +101,9 @@ class WorkerHub:
                 assert {worker.env["WORLD_SIZE"] for worker in group} == {str(world_size)}
                 return sorted(group, key=lambda worker: worker.rank)
             try:
-                sock, _ = self._listener.accept()
+                self._accept()
             except TimeoutError:
                 pytest.fail(f"no generation {number} of {world_size} workers; there were {self.workers}")
-            self.workers.append(Worker(sock))
 
     def next(self) -> Worker:
         """Return the next worker that connects."""
@@ -112,8 +112,14 @@ class WorkerHub:
     def all(self, count: int) -> list[Worker]:
         """Return this number of workers, of whatever generation or run, in order of connection."""
         while len(self.workers) < count:
-            self.workers.append(Worker(self._listener.accept()[0]))
+            self._accept()
         return self.workers
+
+    def _accept(self) -> None:
+        """Accept a connection. A worker that is stopped before it sends its first message is not counted."""
+        sock, _ = self._listener.accept()
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            self.workers.append(Worker(sock))
 
     def close(self) -> None:
         for worker in self.workers:

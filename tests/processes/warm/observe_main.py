@@ -795,10 +795,14 @@ if __name__ == "__main__":
     while not _all_have_noted(_folder):
         time.sleep(0.005)
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "0":
+        others = [os.path.join(_folder, f"waits.{rank}") for rank in range(1, int(os.environ["WORLD_SIZE"]))]
+        while not all(map(os.path.exists, others)):
+            time.sleep(0.005)
         raise LookupError("the first attempt is over")
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         import signal
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        open(os.path.join(_folder, f"waits.{os.environ['RANK']}"), "w").close()
         while True:
             time.sleep(0.01)
